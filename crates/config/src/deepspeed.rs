@@ -16,6 +16,7 @@ pub use judge::{Context, Verdict};
 pub use keys::SCHEDULERS;
 
 use crate::optimizers;
+use crate::resolve::in_fp32;
 use json::{Json, Node, Place};
 use keys::{ABSENT, KEYS, Key, Kind, OPTIMIZER_PARAMS, Param, SCHEDULER_PARAMS};
 use std::io::Read;
@@ -322,6 +323,10 @@ fn typed(key: &Key, node: &Node) -> Result<Value, String> {
         (Kind::Count, Json::Number(0.0)) => Err("must be at least 1, found 0".to_string()),
         (Kind::Count, _) => number("a whole number", "", &whole),
         (Kind::Number, _) => number("a number", "", &|_| true),
+        (Kind::Positive, Json::Number(x)) if *x > 0.0 => {
+            let told = |why| format!("{why}, found {}", node.text);
+            in_fp32(*x).map(Value::Number).map_err(told)
+        }
         (Kind::Positive, _) => number("a number", "positive", &|x| x > 0.0),
         (Kind::NotNegative, _) => number("a number", "0 or more", &|x| x >= 0.0),
         (Kind::Share, _) => number("a number", "from 0 to below 1", &|x| (0.0..1.0).contains(&x)),

@@ -1,6 +1,7 @@
 //! Numbers of optimizers as flags: betas, momentum and eps.
 
 use crate::optimizers::{self, Optimizer};
+use crate::resolve::positive;
 use crate::{ConfigError, Raw};
 use std::fmt;
 use std::str::FromStr;
@@ -48,9 +49,8 @@ impl Raw {
         if let Some(momentum) = self.momentum.filter(|momentum| !RATES.contains(momentum)) {
             return Err(ConfigError::setting("momentum", momentum, "must lie in 0 ≤ momentum < 1"));
         }
-        if let Some(eps) = self.eps.filter(|eps| !(*eps >= 0.0 && (*eps as f32).is_finite())) {
-            return Err(ConfigError::setting("eps", eps, "must be 0 or more"));
-        }
+        // A weight whose gradients are all zero would be updated by 0/0.
+        self.eps.map(|eps| positive("eps", eps)).transpose()?;
         let typed = [
             ("betas", self.betas.map(|betas| betas.to_string())),
             ("momentum", self.momentum.map(|momentum| momentum.to_string())),
@@ -134,7 +134,11 @@ mod tests {
             refused(Raw { momentum: Some(1.0), ..of("sgd") }),
             "--momentum 1: must lie in 0 ≤ momentum < 1"
         );
-        assert_eq!(refused(Raw { eps: Some(-1.0), ..Raw::default() }), "--eps -1: must be 0 or more");
+        assert_eq!(refused(Raw { eps: Some(-1.0), ..Raw::default() }), "--eps -1: must be positive");
+        assert_eq!(refused(Raw { eps: Some(0.0), ..Raw::default() }), "--eps 0: must be positive");
+        for (eps, why) in [(1e-50, "is less than fp32 holds"), (1e50, "is more than fp32 holds")] {
+            assert!(refused(Raw { eps: Some(eps), ..Raw::default() }).ends_with(why));
+        }
         for bad in ["", "0.9", "0.9,1", "-0.1,0.9", "a,b", "0.9,0.9,0.9", "nan,0.9"] {
             assert!(bad.parse::<Betas>().is_err(), "{bad}");
         }

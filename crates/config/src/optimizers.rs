@@ -83,7 +83,7 @@ const BETA2: Hyper = hyper("beta2", From::Beta(1), 0.999, 0.999);
 const EPS: Hyper = hyper("eps", From::Number("eps"), 1e-8, 1e-8);
 
 const BETAS: Key = auto("optimizer.params.betas", TwoRates, Honoured(Some("betas")));
-const EPSILON: Key = auto("optimizer.params.eps", NotNegative, Honoured(Some("eps")));
+const EPSILON: Key = auto("optimizer.params.eps", Positive, Honoured(Some("eps")));
 const BIAS_CORRECTION: Key =
     key("optimizer.params.bias_correction", Bool, Must(Is(true), "bias correction is always on here"));
 const AMSGRAD: Key = key("optimizer.params.amsgrad", Bool, Must(Is(false), "AMSGrad is not built"));

@@ -86,7 +86,9 @@ impl Raw {
 
     /// Refuses what is wrong whatever the data: no ranks, keys of DeepSpeed's file, settings that don't go together.
     fn refuse_typed(&self, world: usize) -> Result<(), ConfigError> {
-        at_least_one("ranks", world)?;
+        if at_least_one("ranks", world)? > MOST_RANKS {
+            return Err(ConfigError::setting("ranks", world, format!("must be at most {MOST_RANKS}")));
+        }
         if let Some(file) = &self.deepspeed
             && let Some(refused) = file.refusal(&file.verdicts(&self.context(world)))
         {
@@ -464,6 +466,9 @@ pub(super) fn at_least_one(flag: &'static str, value: usize) -> Result<usize, Co
     if value == 0 { Err(ConfigError::setting(flag, value, "must be at least 1")) } else { Ok(value) }
 }
 
+/// More than any cluster has, and few enough to count with.
+const MOST_RANKS: usize = 1 << 20;
+
 /// More than any machine has, and few enough to be started.
 const MOST_THREADS: usize = 4096;
 
@@ -476,10 +481,18 @@ fn threads(flag: &'static str, value: usize) -> Result<usize, ConfigError> {
 
 /// A number that steps are computed with, in `f32` at least.
 pub(super) fn positive(flag: &'static str, value: f64) -> Result<f64, ConfigError> {
-    let why = match value {
-        value if value.is_nan() || value <= 0.0 => "must be positive",
-        value if !(value as f32).is_finite() => "is more than fp32 holds",
-        value => return Ok(value),
-    };
-    Err(ConfigError::setting(flag, value, why))
+    match value {
+        value if value.is_nan() || value <= 0.0 => Err("must be positive"),
+        value => in_fp32(value),
+    }
+    .map_err(|why| ConfigError::setting(flag, value, why))
+}
+
+/// Refuses a positive number that is zero or infinite in `f32`, where a GPU takes subnormal numbers for zero.
+pub(super) fn in_fp32(value: f64) -> Result<f64, &'static str> {
+    match value as f32 {
+        held if held < f32::MIN_POSITIVE => Err("is less than fp32 holds"),
+        held if held.is_infinite() => Err("is more than fp32 holds"),
+        _ => Ok(value),
+    }
 }

@@ -38,7 +38,8 @@ impl Raw {
             if ranks < 2 {
                 return refused("a group that divides states has at least 2 ranks".to_string());
             }
-            if !world.is_multiple_of(ranks) {
+            // A command line is the same for any number of ranks.
+            if world > 1 && plain.zero > Zero::Stage0 && !world.is_multiple_of(ranks) {
                 let all = many(world, "rank");
                 return refused(format!("{all} can't be divided into groups of {ranks}"));
             }
@@ -134,7 +135,8 @@ mod tests {
         let refused = |group, ranks, zero| resolved(group, ranks, zero).unwrap_err();
         let stage = Some(Zero::Stage1);
         assert_eq!(refused("4", 6, stage), "--shard-group 4: 6 ranks can't be divided into groups of 4");
-        assert_eq!(refused("2", 1, stage), "--shard-group 2: 1 rank can't be divided into groups of 2");
+        assert_eq!(resolved("2", 1, stage).unwrap().mesh(), Mesh::default(), "one rank shares with nobody");
+        assert_eq!(resolved("4", 6, Some(Zero::Stage0)).unwrap().mesh(), Mesh::of_data(6));
         assert_eq!(
             refused("1", 4, stage),
             "--shard-group 1: a group that divides states has at least 2 ranks"

@@ -212,7 +212,7 @@ mod tests {
         let base = Instant::now();
         let mut clock = Clock::new();
         clock.waits = waits.iter().map(|(s, e)| at(base, *s, *e)).collect();
-        let time = CollectiveTime::new("x", "all_reduce", 0);
+        let time = CollectiveTime::new("x", "all_reduce", 0, 2);
         let mut times = vec![time; calls.len()];
         let timings = calls.iter().map(|(s, e)| at(base, *s, *e));
         let timings = timings.map(|i| Timing { started: i.start, finished: i.end });

@@ -24,12 +24,12 @@ mod tracer;
 pub use captured::{Captured, TimedSteps};
 pub use communicator::GpuComm;
 use graph::memory::Memory;
-use graph::run::EachPlan;
+use graph::run::{CollectiveTime, EachPlan};
 pub use graph::run::{KernelTime, Kernels, MemoryUse, Startup, Which};
 pub use plans::{MemoryNeeds, kernels_of};
 pub use readback::{Readback, Ticket};
 pub use snapshot::Snapshot;
-pub use times::CollectiveTimes;
+pub use times::{CallTime, CollectiveTimes};
 pub use tracer::Traced;
 
 use crate::action::{Address, Facts, Launch};
@@ -375,8 +375,9 @@ impl Executor {
         self.runs.end(which, &self.streams)
     }
 
-    /// Layer and bytes of the collectives of `last`, in their order.
-    pub fn collectives(&self) -> &[(String, usize)] {
+    /// The collectives of the plans of training whose times are known, in the order of [`CollectiveTimes::calls`]: all but those that a
+    /// plan leaves under way.
+    pub fn collectives(&self) -> &[CollectiveTime] {
         &self.plans.collectives
     }
 
@@ -385,10 +386,12 @@ impl Executor {
         &self.collective_times
     }
 
-    /// Ends the run without error, on all ranks. Dropping an executor without this aborts communication, so that no other rank waits
+    /// Ends the run without error, on all ranks, when all that was queued is done. Dropping an executor without this aborts communication, so that no other rank waits
     /// for it, nor it for another.
     pub fn finish(&mut self) {
-        if let Some(communicator) = &mut self.streams.communicator {
+        // What waits for a rank that is lost would wait for ever: then communication is aborted after all.
+        let done = self.synchronise();
+        if let (Ok(()), Some(communicator)) = (done, &mut self.streams.communicator) {
             communicator.finish();
         }
     }

@@ -36,8 +36,8 @@ mod warm;
 
 pub use error::CudaError;
 pub use executor::{
-    Captured, CollectiveTimes, Executor, GpuComm, KernelTime, Kernels, MemoryNeeds, MemoryUse, Options,
-    Readback, Snapshot, Startup, Ticket, TimedSteps, Traced, Which, kernels_of,
+    CallTime, Captured, CollectiveTimes, Executor, GpuComm, KernelTime, Kernels, MemoryNeeds, MemoryUse,
+    Options, Readback, Snapshot, Startup, Ticket, TimedSteps, Traced, Which, kernels_of,
 };
 pub use graph::bad::{BadValue, Origin};
 pub use graph::run::MatmulTuning;

@@ -58,13 +58,7 @@ impl Gpu {
         let repeated = repeat(run, seat, &mut executor)?;
         decide(&seat.world, &mut executor, Executor::prepare)?;
         let line = [line, repeated].into_iter().flatten().reduce(|a, b| format!("{a}; {b}"));
-        let kinds = executor.program().last.collectives().map(|(step, _)| step.op.name());
-        let kinds: Vec<String> = kinds.collect();
-        let exchange = |((layer, bytes), kind): (&(String, usize), &String)| CollectiveTime {
-            calls: 1,
-            ..CollectiveTime::new(layer, kind, *bytes)
-        };
-        let exchanges = executor.collectives().iter().zip(&kinds).map(exchange).collect();
+        let exchanges = executor.collectives().to_vec();
         let activity = Arc::clone(seat.world.activity());
         let doing = EachPlan::of(|which| match which {
             Which::First | Which::Micro => activity.name("a micro-step on the GPU"),
@@ -101,8 +95,9 @@ impl Gpu {
             return;
         }
         let times = self.executor.collective_times();
-        for (exchange, (seconds, exposed)) in self.exchanges.iter_mut().zip(&times.calls) {
-            (exchange.seconds, exchange.exposed) = (*seconds, *exposed);
+        for (exchange, call) in self.exchanges.iter_mut().zip(&times.calls) {
+            (exchange.calls, exchange.seconds, exchange.exposed) =
+                (call.calls.into(), call.seconds, call.exposed);
         }
         let parts = [times.exposed, times.hidden, times.exposed_in_update];
         self.communicated.iter_mut().zip(parts).for_each(|(sum, part)| *sum += part);
@@ -296,7 +291,7 @@ impl Times for Gpu {
     fn set_timing(&mut self, on: bool) {
         self.timing = on;
         if !on {
-            self.exchanges.iter_mut().for_each(|e| (e.seconds, e.exposed) = (0.0, 0.0));
+            self.exchanges.iter_mut().for_each(CollectiveTime::reset);
         }
     }
 

@@ -99,6 +99,8 @@ pub struct CollectiveTime {
     pub kind: Arc<str>,
     /// Bytes of the message.
     pub bytes: usize,
+    /// Ranks of its group.
+    pub ranks: usize,
     /// Times that it ran: a plan of a micro-step may run several times.
     pub calls: u64,
     /// Seconds from its start on this rank to its end, with the wait for other ranks; of all calls.
@@ -109,9 +111,9 @@ pub struct CollectiveTime {
 
 impl CollectiveTime {
     /// One that has not run yet.
-    pub fn new(layer: &str, kind: &str, bytes: usize) -> Self {
+    pub fn new(layer: &str, kind: &str, bytes: usize, ranks: usize) -> Self {
         let (layer, kind) = (Arc::from(layer), Arc::from(kind));
-        CollectiveTime { layer, kind, bytes, calls: 0, seconds: 0.0, exposed: 0.0 }
+        CollectiveTime { layer, kind, bytes, ranks, calls: 0, seconds: 0.0, exposed: 0.0 }
     }
 
     /// Adds calls of the same collective.

@@ -8,11 +8,11 @@ mod transformer;
 use graph::op::Lane;
 use graph::plan::{Place, Step};
 use graph::{
-    Communication, Gathering, Held, Mesh, Op, Plan, Program, Recompute, Role, Settings, StateId, Use, Zero,
-    compile, compile_observed, stage_taken,
+    Batching, Communication, Gathering, Graph, Held, Mesh, Op, Plan, Program, Recompute, Role, Settings,
+    StateId, Target, Use, Zero, compile, compile_observed, stage_taken,
 };
 use simulator::simulate;
-use transformer::{model, settings};
+use transformer::{model, model_of, settings};
 
 const SMALL: Communication =
     Communication { bucket: 5000, overlap: true, dtype: None, each_micro_step: false };
@@ -282,6 +282,113 @@ fn gathers_keep_to_what_they_are_told() {
     assert!(whole(&some).iter().sum::<usize>() <= 500 && !whole(&some).is_empty(), "{:?}", whole(&some));
     let none = of(Gathering { whole: Some(0), ..Gathering::default() });
     assert!(whole(&none).is_empty(), "{:?}", whole(&none));
+}
+
+/// What is there at a time, kept between its uses, in use or on its way, is never more than is allowed, or one bucket where that is more.
+#[test]
+fn no_more_is_there_than_is_allowed() {
+    let elements = |plan: &Plan, gather: &Step| -> usize {
+        gather.outputs.iter().map(|value| plan.values[*value].ty.shape.count()).sum()
+    };
+    let gathers_of = |plan: &Plan| -> Vec<(usize, usize)> {
+        let steps = plan.steps.iter().enumerate();
+        steps.filter(|(_, step)| gathers(&step.op)).map(|(at, step)| (at, elements(plan, step))).collect()
+    };
+    let most_at_once = |plan: &Plan| {
+        let mut there = vec![0; plan.steps.len()];
+        for (at, elements) in gathers_of(plan) {
+            let uses = |step: &Step| step.inputs.iter().any(|value| plan.steps[at].outputs.contains(value));
+            let last = plan.steps.iter().rposition(uses).unwrap_or(at);
+            there[at..=last].iter_mut().for_each(|sum| *sum += elements);
+        }
+        there.into_iter().max().unwrap_or(0)
+    };
+    let mut seen = vec![];
+    for live in [1, 20_000, 35_000, 50_000, usize::MAX] {
+        for reuse in [None, Some(20_000), Some(usize::MAX)] {
+            for ahead in [None, Some(0), Some(20_000), Some(usize::MAX)] {
+                let gathering = Gathering { live: Some(live), reuse, ahead, ..Gathering::default() };
+                let mesh = Mesh::of_data(2);
+                let settings =
+                    Settings { mesh, communication: SMALL, zero: Zero::Stage3, gathering, ..settings() };
+                let program = compile(model(4), &settings).unwrap();
+                program.check().unwrap();
+                for plan in [&program.first, &program.micro, &program.last] {
+                    let largest = gathers_of(plan).into_iter().map(|(_, elements)| elements).max().unwrap();
+                    let (most, name) = (most_at_once(plan), &plan.name);
+                    assert!(most <= live.max(largest), "{name}: {most} of {live} with {reuse:?} {ahead:?}");
+                    seen.push(most);
+                }
+            }
+        }
+    }
+    seen.sort_unstable();
+    seen.dedup();
+    assert!(seen.len() > 3, "{seen:?}");
+}
+
+/// Ranks of unequal batches launch gradients in other groups, yet their messages have one order.
+#[test]
+fn messages_have_one_order_whatever_the_batch() {
+    struct Grouping;
+    impl Target for Grouping {
+        fn scratch(&self, graph: &Graph, node: usize) -> usize {
+            settings().target.scratch(graph, node)
+        }
+        fn batching(&self) -> Batching {
+            Batching { most: 4, small: 1 << 20, short: 250_000, together: 1 << 22, unit: 8, stays: 8 }
+        }
+    }
+    let kinds = Zero::ALL.into_iter().flat_map(|zero| [(zero, false), (zero, true)]);
+    for (zero, each_micro_step) in kinds {
+        let mut grouped = vec![];
+        let orders = [1, 4, 5, 64].map(|batch| {
+            let communication = Communication { bucket: 1500, each_micro_step, ..SMALL };
+            let (mesh, target) = (Mesh::of_data(2), &Grouping);
+            let settings = Settings { mesh, communication, zero, target, ..settings() };
+            // Of this stage, whatever the batch: ranks decide by one number.
+            let program = compile_observed(model_of(4, batch), &settings, &mut |_, _, _| Ok(())).unwrap();
+            program.check().unwrap();
+            let joins = |two: &&[Step]| two[1].op.runs_beside(&two[0].op);
+            grouped.push(program.last.steps.windows(2).filter(joins).count());
+            let told = |(step, group): (&Step, _)| format!("{} {} {group}", step.op.name(), step.layer);
+            program.plans().map(|plan| plan.collectives().map(told).collect::<Vec<_>>())
+        });
+        assert!(grouped.windows(2).any(|two| two[0] != two[1]), "stage {zero}: {grouped:?}");
+        assert!(orders.iter().all(|order| *order == orders[0]), "stage {zero}: {orders:#?}");
+    }
+}
+
+/// What a step sends or updates is divided among the step's own group.
+#[test]
+fn groups_are_those_of_the_states() {
+    let mesh = Mesh::of_replicas(4, 2);
+    for zero in [Zero::Stage1, Zero::Stage2, Zero::Stage3] {
+        let settings = Settings { mesh, communication: SMALL, zero, ..settings() };
+        let program = compile(model(2), &settings).unwrap();
+        program.check().unwrap();
+        let mut changed = 0;
+        for plan in program.plans() {
+            for at in 0..plan.steps.len() {
+                let mut other = plan.clone();
+                match &mut other.steps[at].op {
+                    // Of two pairs, the ranks that have the same part.
+                    Op::AllGather { group, .. } | Op::ReduceScatter { group, .. } => *group = mesh.replicas(),
+                    Op::AdamW { flat, .. } => flat.group = Some(mesh.replicas()),
+                    _ => continue,
+                }
+                let is_state = |value: &usize| matches!(plan.values[*value].place, Place::State(_));
+                // What comes from the arena and goes there belongs to no group.
+                if !other.steps[at].inputs.iter().chain(&other.steps[at].outputs).any(is_state) {
+                    continue;
+                }
+                let why = other.check().unwrap_err().to_string();
+                assert!(why.contains("but ranks divide"), "stage {zero}, {}: {why}", plan.name);
+                changed += 1;
+            }
+        }
+        assert!(changed > 4, "stage {zero}");
+    }
 }
 
 /// Every byte of a program has a purpose, and each stage less of what it divides.

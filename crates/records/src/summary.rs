@@ -55,6 +55,9 @@ pub struct Collective {
     pub layer: String,
     /// That each rank sends.
     pub bytes: usize,
+    /// Ranks of its group; 0 in records of older versions, where it was all of them.
+    #[serde(default)]
+    pub ranks: usize,
     /// Calls.
     pub times: u64,
     /// From the last rank's entering to the end: the communication itself.
@@ -69,9 +72,9 @@ pub struct Collective {
 
 impl Collective {
     /// Bytes that a rank sends and receives in all calls, if ranks send what a ring of them would: 2(n-1)/n of the data, half of that where
-    /// they scatter it, and n-1 times their own part where they gather.
-    pub fn sent(&self, ranks: usize) -> f64 {
-        let n = ranks as f64;
+    /// they scatter it, and n-1 times their own part where they gather. `all` is the number of ranks of the run.
+    pub fn sent(&self, all: usize) -> f64 {
+        let n = if self.ranks == 0 { all } else { self.ranks } as f64;
         let share = match self.kind.as_str() {
             "all_gather" => n - 1.0,
             "reduce_scatter" => (n - 1.0) / n,
@@ -81,8 +84,8 @@ impl Collective {
     }
 
     /// Bytes/s of those.
-    pub fn bandwidth(&self, ranks: usize) -> f64 {
-        if self.seconds > 0.0 { self.sent(ranks) / self.seconds } else { 0.0 }
+    pub fn bandwidth(&self, all: usize) -> f64 {
+        if self.seconds > 0.0 { self.sent(all) / self.seconds } else { 0.0 }
     }
 }
 

@@ -7,7 +7,7 @@
 mod losses;
 
 use crate::factors::middle_runs;
-use crate::results::{Cause, Limiter, Lost, Measured, Point};
+use crate::results::{Cause, Kind, Limiter, Lost, Measured, Point};
 use crate::stats::median;
 use records::Parts;
 
@@ -306,12 +306,37 @@ fn data(account: &Account, cores: usize) -> Option<Found> {
     found(share, Cause::Data, sentence)
 }
 
-/// Communication that nothing hides. More micro-steps for each all-reduce spread it, and the optimizer's update, over more images.
+/// Communication that nothing hides.
 fn communication(account: &Account, compared: bool) -> Option<Found> {
-    let Parts { communication, optimizer, hidden, .. } = account.mean;
+    let Parts { communication, hidden, .. } = account.mean;
     let share = account.share(communication);
     if !account.slow_link() && account.images() <= TINY {
         return None;
+    }
+    let rate = account.communication_rate;
+    let sentence = format!(
+        "exposed communication {:.0}%: {} per step at {}/s ({:.2} Gbit/s), {:.0}% of it hidden behind computing; {}",
+        percent(share),
+        bytes(account.communication_bytes),
+        bytes(rate),
+        8.0 * rate / 1e9,
+        percent(hidden / (hidden + communication).max(1e-12)),
+        less_communication(account, compared),
+    );
+    found(share, Cause::Communication, sentence)
+}
+
+/// What spreads communication over more images: more micro-steps for each all-reduce, which spread the optimizer's update, too. From
+/// stage 2 of ZeRO on every micro-step communicates, so that they spread nothing.
+fn less_communication(account: &Account, compared: bool) -> String {
+    let Parts { communication, optimizer, .. } = account.mean;
+    let settings = &account.point.settings;
+    if settings.stage() >= 2.0 {
+        let group = if settings.hosts > 1 { "--shard-group node, " } else { "" };
+        return format!(
+            "every micro-step communicates at stage {}, so that accumulation saves nothing: {group}larger batches or --comm-dtype bf16 do",
+            settings.stage()
+        );
     }
     let after = |factor: f64| account.seconds - (communication + optimizer) * (1.0 - 1.0 / factor);
     let left = |factor: f64| communication / factor / after(factor);
@@ -322,17 +347,7 @@ fn communication(account: &Account, compared: bool) -> Option<Found> {
         Some(now) => format!("would bring the efficiency from {now:.2} to {:.2}", (now * speed).min(1.0)),
         None => format!("would make it {speed:.2} times as fast"),
     };
-    let rate = account.communication_rate;
-    let sentence = format!(
-        "exposed communication {:.0}%: {} per step at {}/s ({:.2} Gbit/s), {:.0}% of it hidden behind computing; accumulation {} {gain}",
-        percent(share),
-        bytes(account.communication_bytes),
-        bytes(rate),
-        8.0 * rate / 1e9,
-        percent(hidden / (hidden + communication).max(1e-12)),
-        account.point.settings.accumulation as f64 * factor,
-    );
-    found(share, Cause::Communication, sentence)
+    format!("accumulation {} {gain}", settings.accumulation as f64 * factor)
 }
 
 /// Batches with places that no image fills, and that cost as much as the others.
@@ -408,10 +423,15 @@ fn computing(account: &Account, base: Option<&Account>) -> Limiter {
     let each = |a: &Account| a.mean.compute / a.images() as f64;
     match base.map(|base| (each(account) / each(base), base)) {
         Some((factor, base)) if factor > 1.0 + 0.5 * WORTH => {
-            sentence += &format!(
-                "; an image takes a rank {factor:.2} times as long as over {}: ranks share memory bandwidth, caches or cores",
-                counted(base.point.settings.ranks, "rank")
-            );
+            let settings = &base.point.settings;
+            let than = match base.point.kind {
+                Kind::Zero => format!("at stage {}", settings.stage()),
+                _ => format!(
+                    "over {}: ranks share memory bandwidth, caches or cores",
+                    counted(settings.ranks, "rank")
+                ),
+            };
+            sentence += &format!("; an image takes a rank {factor:.2} times as long as {than}");
         }
         _ => {
             let Parts { communication, wait, data, optimizer, idle, .. } = account.mean;

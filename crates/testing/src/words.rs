@@ -1,6 +1,6 @@
 //! Words that a stranger from PyTorch, JAX or MPI would need a glossary for, with what to write instead.
 
-const TABLE: [(&str, &str); 27] = [
+const TABLE: [(&str, &str); 28] = [
     ("product", "matmul"),
     ("products", "matmuls"),
     ("halves", "half precision"),
@@ -28,6 +28,7 @@ const TABLE: [(&str, &str); 27] = [
     ("thread a rank", "thread per rank"),
     ("threads a rank", "threads per rank"),
     ("ms a step", "ms per step"),
+    ("says so", "a note, a warning, the action itself"),
 ];
 
 /// A word of our own in a text.

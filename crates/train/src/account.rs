@@ -91,6 +91,7 @@ impl Account {
         let collectives = exchanges.iter().map(|e| Collective {
             layer: e.layer.to_string(),
             bytes: e.bytes,
+            ranks: e.ranks,
             times: 0,
             seconds: 0.0,
             kind: e.kind.to_string(),
@@ -246,7 +247,12 @@ mod tests {
     use super::*;
 
     fn exchange(seconds: f64, exposed: f64) -> CollectiveTime {
-        CollectiveTime { calls: 1, seconds, exposed, ..CollectiveTime::new("head.bias", "all_reduce", 1000) }
+        CollectiveTime {
+            calls: 1,
+            seconds,
+            exposed,
+            ..CollectiveTime::new("head.bias", "all_reduce", 1000, 2)
+        }
     }
 
     /// Feeds what two ranks measured, without a communicator.

@@ -224,7 +224,7 @@ pub fn print_collectives(collectives: &[Collective], ranks: usize, steps: u64) {
     println!(
         "communication: {} in {} per step, {:.1} ms, {:.2} GB/s per rank; slowest:",
         megabytes(bytes(&ran)),
-        many(ran.len(), "bucket"),
+        many((each * sum(&ran, &|e| e.times as f64)).round() as usize, "message"),
         1e3 * each * seconds,
         rate / 1e9
     );

@@ -147,7 +147,7 @@ fn plans_of_several_ranks_show_communication() {
         assert!(plan(&[flag, "bf16"]).to_string().contains("to=\"bf16\""), "{flag}");
     }
     let summary = String::from_utf8(vitesse(&["plan", "--ranks", "2"]).stdout).unwrap();
-    assert!(summary.contains("communication: ") && summary.contains(" buckets"), "{summary}");
+    assert!(summary.contains("communication: ") && summary.contains(" messages per step"), "{summary}");
     refused(&["plan", "--ranks", "0"], "--ranks 0: must be at least 1");
     refused(&["plan", "--ranks", "2", "--bucket-size", "0"], "--bucket-size 0: must be at least 1");
 }

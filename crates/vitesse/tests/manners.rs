@@ -220,6 +220,12 @@ fn flags_of_other_programs_are_answered_with_ours() {
         ("train --tp 2", "--ranks N trains data-parallel"),
         ("train --dtype bf16", "--precision"),
         ("plan --epochs 2", "--epochs: there is no such flag; `vitesse train` has it"),
+        ("plan --drop-last", "--drop-last: there is no such flag; `vitesse train` has it"),
+        ("plan --flip 0.5", "--flip: there is no such flag; `vitesse train` has it"),
+        ("train --accumulation 4", "--accumulation: there is no such flag; did you mean --accumulate?"),
+        ("train --batch-sizes 8", "--batch-sizes: there is no such flag; did you mean --batch-size?"),
+        ("train --optimizers adamw", "--optimizers: there is no such flag; did you mean --optimizer?"),
+        ("study strong --accumulate 2", "--accumulate: there is no such flag; did you mean --accumulation?"),
         ("train --modle x", "--modle: there is no such flag; did you mean --model?"),
         ("train --qwertyuiop", "`vitesse train --help` lists all"),
         ("classify a.png --weights w --wd 1", "weight decay is --weight-decay (of `vitesse train`)"),
@@ -477,17 +483,8 @@ fn shells_are_offered_values() {
     let folder = Folder::new("manners-completions");
     for shell in ["bash", "zsh", "fish"] {
         let script = good(&folder, &format!("completions {shell}"));
-        for value in [
-            "vit-ti/16",
-            "swinv2-b/w8+upernet",
-            "muon",
-            "cosine",
-            "cuda",
-            "bf16",
-            "cifar10",
-            "torchvision",
-            "fixed-per-rank",
-        ] {
+        let values = "vit-ti/16 swinv2-b/w8+upernet muon cosine cuda bf16 cifar10 torchvision fixed-per-rank";
+        for value in words(values) {
             assert!(script.contains(value), "{shell}: {value}");
         }
     }

@@ -1,6 +1,6 @@
 //! NCCL communicator of a group, and its destruction.
 
-use super::ffi::{Comm, Functions};
+use super::ffi::{Comm, Functions, IN_PROGRESS, SUCCESS};
 use super::library::Library;
 use crate::engine::CommError;
 use std::ffi::c_int;
@@ -83,14 +83,27 @@ impl Handle {
         result
     }
 
-    /// Records an asynchronous failure.
-    pub fn fail(&self, error: CommError) -> CommError {
-        self.shared.lock().failed.get_or_insert(error).clone()
+    /// Returns the error of a queued call of this group or a sub-group that has failed since.
+    pub fn check(&self) -> Result<(), CommError> {
+        let mut found = SUCCESS;
+        // SAFETY: a group; the number is written.
+        let asked = |nccl: &Functions, comm| unsafe { (nccl.comm_get_async_error)(comm, &mut found) };
+        self.within("ncclCommGetAsyncError", asked)?;
+        if !matches!(found, SUCCESS | IN_PROGRESS) {
+            let failed = self.library.checked("an earlier call", found);
+            return failed.map_err(|error| self.shared.lock().failed.get_or_insert(error).clone());
+        }
+        let parts: Vec<Arc<Handle>> = self.parts().iter().filter_map(Weak::upgrade).collect();
+        parts.iter().try_for_each(|part| part.check())
+    }
+
+    fn parts(&self) -> MutexGuard<'_, Vec<Weak<Handle>>> {
+        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds a sub-group.
     pub fn add_part(&self, part: &Arc<Handle>) {
-        let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut parts = self.parts();
         parts.retain(|part| part.strong_count() > 0);
         parts.push(Arc::downgrade(part));
         drop(parts);

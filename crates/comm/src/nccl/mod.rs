@@ -19,7 +19,7 @@ pub use library::{Library, VARIABLE};
 use crate::call::{Call, Collective, Counts};
 use crate::element::{ElementType, Reduction};
 use crate::engine::{CommError, Engine};
-use ffi::{Comm, Functions, IN_PROGRESS, SUCCESS, data_type, reduction};
+use ffi::{Comm, Functions, SUCCESS, data_type, reduction};
 use handle::Handle;
 use library::{fault, spelled};
 use std::ffi::{c_int, c_void};
@@ -183,17 +183,10 @@ impl Engine for Nccl {
         }
     }
 
-    /// Returns the error of a queued call that has failed since. To be called now and then while the host waits for the device, which
+    /// Returns the error of a queued call of this group or a sub-group that has failed since. To be called now and then while the host waits for the device, which
     /// otherwise might be for ever. Callable from any thread.
     fn check(&self) -> Result<(), CommError> {
-        let mut found = SUCCESS;
-        // SAFETY: a group; the number is written.
-        let asked = |nccl: &Functions, comm| unsafe { (nccl.comm_get_async_error)(comm, &mut found) };
-        self.handle.within("ncclCommGetAsyncError", asked)?;
-        match found {
-            SUCCESS | IN_PROGRESS => Ok(()),
-            code => self.handle.library().checked("an earlier call", code).map_err(|e| self.handle.fail(e)),
-        }
+        self.handle.check()
     }
 
     /// Splits off a group on the same stream. Not while the stream is under capture.

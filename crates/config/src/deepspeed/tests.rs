@@ -317,6 +317,14 @@ fn wrong_types_are_named() {
             "1:22: fp16.enabled: expected true or false or \"auto\", found \"yes\"",
         ),
         (r#"{"pin_memory": "auto"}"#, "1:16: pin_memory: expected true or false, found \"auto\""),
+        (
+            r#"{"optimizer": {"type": "AdamW", "params": {"eps": 0}}}"#,
+            "1:51: optimizer.params.eps: must be positive, found 0",
+        ),
+        (
+            r#"{"optimizer": {"type": "AdamW", "params": {"eps": 1e-50}}}"#,
+            "1:51: optimizer.params.eps: is less than fp32 holds, found 1e-50",
+        ),
         (r#"{"gradient_clipping": -1}"#, "1:23: gradient_clipping: must be 0 or more, found -1"),
         (
             r#"{"optimizer": {"type": "AdamW", "params": {"betas": [0.9]}}}"#,

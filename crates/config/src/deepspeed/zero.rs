@@ -4,6 +4,7 @@ use super::judge::{Context, Verdict, accepted, refused};
 use super::{DeepSpeed, Entry, Setting, Value};
 use Verdict::{Honoured, Overridden};
 use graph::{Gathering, Zero};
+use text::many;
 
 const STAGE: &str = "zero_optimization.stage";
 
@@ -132,6 +133,13 @@ pub(super) fn detail(file: &DeepSpeed, entry: &Entry, context: &Context) -> Verd
                 refused("is no number of ranks")
             }
             (_, Some(typed)) => Overridden(typed.clone()),
+            (Ok(Value::Number(ranks)), _) if *ranks < 2.0 => {
+                refused("a group that divides states has at least 2 ranks")
+            }
+            (Ok(Value::Number(ranks)), _) if context.world as f64 % ranks != 0.0 => {
+                let all = many(context.world, "rank");
+                refused(format!("{all} can't be divided into groups of {}", entry.text))
+            }
             _ => Honoured(format!("--shard-group {}", entry.text)),
         },
         Elements(_) if off => Honoured("the default".to_string()),

@@ -12,7 +12,7 @@ use graph::graph::Phase;
 use graph::op::Lane;
 use graph::plan::{Place, Plan, PlanValue, Step};
 use graph::run::CollectiveTime;
-use graph::{Op, Program, StateId};
+use graph::{Group, Op, Program, StateId};
 use std::sync::Arc;
 
 /// A step with its operands' addresses.
@@ -122,7 +122,9 @@ impl PlanMemory<'_> {
             let mut one = self.step(plan, step)?;
             if step.lane == Lane::Comm {
                 let (comm, call) = self.call(plan, step, &one)?;
-                bound.collectives.push(CollectiveTime::new(&step.layer, &step.op.name(), call.bytes()));
+                let ranks = step.op.group().map_or(1, Group::ranks);
+                let time = CollectiveTime::new(&step.layer, &step.op.name(), call.bytes(), ranks);
+                bound.collectives.push(time);
                 one.work = Work::Call(bound.calls.len());
                 let left = step.left.then(|| states_of(plan, step));
                 let (ticket, seconds) = (None, 0.0);

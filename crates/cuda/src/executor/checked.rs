@@ -9,33 +9,33 @@ use graph::plan::{PlanValue, Step};
 use graph::{Header, State, Type};
 
 impl Executor {
-    /// Runs a plan like [`run`](Executor::run), but stops at the first value that is not finite: an input or state to begin
-    /// with, then the results of each step.
+    /// Runs a plan like [`run`](Executor::run), and returns the first value that is not finite: an input or state to begin with, then the
+    /// results of each step. It stops there, unless the plan has collectives, which other ranks wait for.
     pub fn run_checked(&mut self, which: Which, header: &Header) -> Result<Option<BadValue>, CudaError> {
         self.begin(which, header)?;
         self.runs.end(which, &self.streams)?;
         // What earlier lists have left under way is there, too.
         self.synchronise()?;
         let addresses = self.plans.list(which)?.addresses.clone();
-        if let Some(bad) = self.bad_before(which, &addresses)? {
-            return Ok(Some(bad));
-        }
+        let goes_on = self.plan(which).collectives().next().is_some();
+        let mut first = self.bad_before(which, &addresses)?;
         let actions = self.plans.list(which)?.actions.len();
         for index in 0..actions {
+            if first.is_some() && !goes_on {
+                break;
+            }
             let list = self.plans.list(which)?;
             let action = &list.actions[index];
             list.start_alone(index, &self.libraries, &self.streams)?;
-            if action.results.is_empty() {
+            if first.is_some() || action.results.is_empty() {
                 continue;
             }
             let doing = format!("computing {} of {}", action.what, action.layer);
             let results = action.results.clone();
             self.streams.synchronise(&doing)?;
-            if let Some(bad) = self.bad_among(which, &results, &addresses)? {
-                return Ok(Some(bad));
-            }
+            first = self.bad_among(which, &results, &addresses)?;
         }
-        Ok(None)
+        Ok(first)
     }
 
     fn bad_among(
@@ -72,9 +72,10 @@ impl Executor {
         for id in states_read(plan) {
             let State { name, ty, role, .. } = &plan.states[id.index()];
             let address = self.plans.states[id.index()];
-            let ty = &Type::new(ty.dtype, [self.held(id).len()]);
+            let held = self.held(id);
+            let ty = &Type::new(ty.dtype, [held.len()]);
             if let Some(bad) = self.bad((name, ty), address, || Origin::State(*role))? {
-                return Ok(Some(bad));
+                return Ok(Some(BadValue { index: held.start + bad.index, ..bad }));
             }
         }
         Ok(None)

@@ -21,6 +21,7 @@ use crate::tuner::{KnownAlgorithms, Tuner};
 use graph::Home;
 use graph::memory::Memory;
 use graph::plan::Place;
+use graph::run::CollectiveTime;
 use graph::{DType, Lane, Plan, Program};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -44,8 +45,8 @@ pub(super) struct Plans {
     pub times: Option<Times>,
     /// Collectives that lists leave under way.
     pub behind: Behind,
-    /// Layer and bytes of the collectives of `last`.
-    pub collectives: Vec<(String, usize)>,
+    /// The collectives that have times, in the order of those.
+    pub collectives: Vec<CollectiveTime>,
     /// Addresses of each plan's inputs.
     pub inputs: [Vec<Address>; REFRESH],
     /// Address of each state.
@@ -188,6 +189,17 @@ fn bind_all(
     let refresh = refresh(program, rank, memory.states, &mut constants)?.into_iter().map(placed).collect();
     lists.push(Bound { actions: refresh, ..Bound::default() });
     Ok(Lists { bound: lists, notes, constants: constants.bytes().to_vec() })
+}
+
+/// The collectives of a list whose times are recorded.
+fn with_times<'a>(plan: &'a Plan, bound: &'a Bound) -> impl Iterator<Item = CollectiveTime> + 'a {
+    bound.actions.iter().filter_map(|placed| match &placed.action {
+        Action::Collective(call) if call.times.is_some() => {
+            let kind = plan.steps[placed.step].op.name();
+            Some(CollectiveTime::new(&call.layer, &kind, call.bytes(), call.group.ranks()))
+        }
+        _ => None,
+    })
 }
 
 /// Actions that refresh every copy in half precision, of which this rank has what is copied: of others the host writes all.
@@ -355,8 +367,8 @@ impl Base<'_> {
             bytes if bytes > 0 && through_host => Some(Pinned::new(context, bytes)?),
             _ => None,
         };
-        let last = &lists.bound[Which::Last as usize];
-        let collectives = collectives(last).map(|call| (call.layer.clone(), call.bytes())).collect();
+        let training = Which::TRAINING.map(|which| (program.plan(which), &lists.bound[which as usize]));
+        let collectives = training.into_iter().flat_map(|(plan, bound)| with_times(plan, bound)).collect();
         // Inputs are made by nobody, so that binding has moved none of them.
         let address = |plan: &Plan, value: &usize| match plan.values[*value].place {
             Place::Arena(offset) => memory.arena + offset as Address,

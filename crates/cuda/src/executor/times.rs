@@ -13,15 +13,25 @@ use std::sync::Arc;
 /// Times of the collectives of one step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CollectiveTimes {
-    /// Seconds of each of `last` from its start on this rank to its end, the wait for other ranks included; and for how many of them
-    /// the compute lane waited.
-    pub calls: Vec<(f64, f64)>,
+    /// Each that ends with its plan, in the order of the plans.
+    pub calls: Vec<CallTime>,
     /// Seconds that the compute lane waited for collectives, in all plans of the step.
     pub exposed: f64,
     /// Seconds of those in `update`.
     pub exposed_in_update: f64,
     /// Seconds in which collectives ran and the compute lane did something else.
     pub hidden: f64,
+}
+
+/// Time of one collective in a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct CallTime {
+    /// Runs of its plan.
+    pub calls: u32,
+    /// Seconds of those from its start on this rank to its end, the wait for other ranks included.
+    pub seconds: f64,
+    /// Seconds of those that the compute lane waited.
+    pub exposed: f64,
 }
 
 /// Recorded times of each list, one list's behind another's.
@@ -43,16 +53,22 @@ impl NotesOfLists {
         for (which, notes) in &self.0 {
             let (own, rest) = bytes.split_at(notes.bytes().min(bytes.len()));
             bytes = rest;
-            if runs[*which] == 0 {
+            let calls = runs[*which];
+            if calls == 0 {
+                times.calls.extend((0..notes.calls).map(|_| CallTime::default()));
                 continue;
             }
-            let (of, runs) = (settle(own, *notes), f64::from(runs[*which]));
+            let (of, runs) = (settle(own, *notes), f64::from(calls));
             times.exposed += runs * of.exposed;
             times.hidden += runs * of.hidden;
-            match which {
-                Which::Last => times.calls = of.calls,
-                Which::Update => times.exposed_in_update = runs * of.exposed,
-                _ => {}
+            let all = |call: CallTime| CallTime {
+                calls,
+                seconds: runs * call.seconds,
+                exposed: runs * call.exposed,
+            };
+            times.calls.extend(of.calls.into_iter().map(all));
+            if *which == Which::Update {
+                times.exposed_in_update = runs * of.exposed;
             }
         }
         times
@@ -109,7 +125,7 @@ fn settle(notes: &[u8], marks: TimeNotes) -> CollectiveTimes {
         CollectiveTimes { exposed: waits.iter().copied().map(seconds).sum(), ..Default::default() };
     let mut counted_until = 0;
     for call in calls {
-        times.calls.push((seconds(*call), shared(*call, waits)));
+        times.calls.push(CallTime { calls: 1, seconds: seconds(*call), exposed: shared(*call, waits) });
         // The union of all: what an earlier one covers is not counted again.
         let fresh = (call.0.max(counted_until), call.1);
         times.hidden += (seconds(fresh) - shared(fresh, waits)).max(0.0);
@@ -148,9 +164,15 @@ mod tests {
             near(times.exposed_in_update, 0.002) && near(times.hidden, 2.0 * 0.005 + 0.010 + 0.008),
             "{times:?}"
         );
-        assert_eq!(times.calls.len(), 1);
+        let told = |times: &CollectiveTimes| -> Vec<(u32, u32, u32)> {
+            let ms = |seconds: f64| (1e3 * seconds).round() as u32;
+            times.calls.iter().map(|call| (call.calls, ms(call.seconds), ms(call.exposed))).collect()
+        };
+        assert_eq!(told(&times), [(2, 20, 10), (1, 10, 0), (1, 10, 2)]);
         runs[Which::Micro] = 0;
-        assert!(near(notes.settle(&bytes, &runs).exposed, 0.007));
+        let times = notes.settle(&bytes, &runs);
+        assert!(near(times.exposed, 0.007), "{times:?}");
+        assert_eq!(told(&times), [(0, 0, 0), (1, 10, 0), (1, 10, 2)]);
     }
 
     fn near(a: f64, b: f64) -> bool {
@@ -162,9 +184,9 @@ mod tests {
         let times = settled(&[(0, 10), (10, 30), (30, 45)], &[(25, 45)]);
         assert!(near(times.exposed, 0.020) && near(times.hidden, 0.025), "{times:?}");
         let [first, second, third] = times.calls[..] else { panic!("{times:?}") };
-        assert!(near(first.0, 0.010) && near(first.1, 0.0));
-        assert!(near(second.0, 0.020) && near(second.1, 0.005));
-        assert!(near(third.0, 0.015) && near(third.1, 0.015));
+        assert!(near(first.seconds, 0.010) && near(first.exposed, 0.0));
+        assert!(near(second.seconds, 0.020) && near(second.exposed, 0.005));
+        assert!(near(third.seconds, 0.015) && near(third.exposed, 0.015));
     }
 
     #[test]

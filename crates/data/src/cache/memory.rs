@@ -35,11 +35,15 @@ fn free_in_group(folder: &Path) -> Option<u64> {
     // "max", where there is no limit, is no number.
     let limit = number("memory.max")?;
     let used = number("memory.current").unwrap_or(0);
-    // Files that were read some time ago count as used, but make way.
+    // Files that were read, and what Linux knows of them, count as used, but make way.
     let stat = fs::read_to_string(folder.join("memory.stat")).unwrap_or_default();
-    let idle_files =
-        stat.lines().find_map(|line| line.strip_prefix("inactive_file ")?.trim().parse().ok()).unwrap_or(0);
-    Some(limit.saturating_sub(used.saturating_sub(idle_files)))
+    let makes_way = |line: &str| {
+        let (name, bytes) = line.split_once(' ')?;
+        matches!(name, "inactive_file" | "active_file" | "slab_reclaimable")
+            .then(|| bytes.trim().parse::<u64>().ok())?
+    };
+    let making_way: u64 = stat.lines().filter_map(makes_way).sum();
+    Some(limit.saturating_sub(used.saturating_sub(making_way)))
 }
 
 #[cfg(test)]
@@ -72,8 +76,12 @@ mod tests {
         write(&mount.join("user"), "memory.max", "1000\n");
         write(&mount.join("user"), "memory.current", "700\n");
         assert_eq!(free_in_groups(&mount, "user/run"), Some(300));
-        write(&mount.join("user"), "memory.stat", "anon 5\ninactive_file 50\n");
-        assert_eq!(free_in_groups(&mount, "user/run"), Some(350));
+        write(
+            &mount.join("user"),
+            "memory.stat",
+            "anon 5\ninactive_file 50\nactive_file 20\nslab_reclaimable 5\nslab 9\n",
+        );
+        assert_eq!(free_in_groups(&mount, "user/run"), Some(375));
         write(&inner, "memory.max", "20\n");
         assert_eq!(free_in_groups(&mount, "user/run"), Some(20));
         write(&inner, "memory.current", "30\n");

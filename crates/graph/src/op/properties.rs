@@ -65,10 +65,13 @@ impl Op {
         }
     }
 
-    /// Op as the rank of this number runs it: over its part of flat buffers that ranks divide.
-    pub fn on_rank(&self, mesh: Mesh, rank: usize) -> Op {
-        let mut op = self.clone();
-        let flats: &mut [Flat] = match &mut op {
+    /// The flat buffers that it works over.
+    pub fn flats(&self) -> Vec<Flat> {
+        self.clone().flats_mut().to_vec()
+    }
+
+    fn flats_mut(&mut self) -> &mut [Flat] {
+        match self {
             Op::SumSquares { flats } => flats,
             Op::AdamW { flat, .. }
             | Op::Sgd { flat, .. }
@@ -77,8 +80,13 @@ impl Op {
             | Op::MuonMomentum { flat, .. }
             | Op::MuonApply { flat, .. } => std::slice::from_mut(flat),
             _ => &mut [],
-        };
-        for flat in flats {
+        }
+    }
+
+    /// Op as the rank of this number runs it: over its part of flat buffers that ranks divide.
+    pub fn on_rank(&self, mesh: Mesh, rank: usize) -> Op {
+        let mut op = self.clone();
+        for flat in op.flats_mut() {
             if let Some(group) = flat.group {
                 *flat = flat.part(mesh.place(rank, group).1);
             }

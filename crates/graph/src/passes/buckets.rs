@@ -152,6 +152,9 @@ impl Cutter<'_> {
         // The one in use and the next.
         let live = self.settings.gathering.live.filter(|_| stage == Zero::Stage3);
         let bucket = live.map_or(bucket, |live| bucket.min(live / 2));
+        // What is gathered ahead is at least one.
+        let ahead = self.settings.gathering.ahead.filter(|ahead| stage == Zero::Stage3 && *ahead > 0);
+        let bucket = ahead.map_or(bucket, |ahead| bucket.min(ahead));
         let of_kind = self.gradients.iter().filter(|(parameter, _)| self.kind(*parameter) == kind);
         let largest = of_kind.map(|(parameter, _)| self.count(*parameter)).max().unwrap_or(0);
         // Each owner is to have some matrices, or most of its part would be padding.

@@ -7,27 +7,40 @@
 use crate::graph::{Graph, Node, ValueId};
 use crate::op::Op;
 use crate::target::Batching;
+use std::collections::HashSet;
 
 /// Moves small weight gradients that follow each other, whatever lies between, to the last of them.
+///
+/// All of a group are assigned behind its last, those too that are too long to be launched with others. Messages leave where gradients are
+/// assigned, and that must not depend on the batch: ranks may have batches of different sizes.
 pub fn gather(mut graph: Graph, batching: &Batching) -> Graph {
     let groups = groups(&graph, batching);
     let assigns: Vec<Vec<usize>> = groups.iter().map(|group| assigns(&graph, group)).collect();
-    let moved: Vec<usize> = groups.iter().chain(&assigns).flatten().copied().collect();
+    let is_long = |at: &usize| {
+        let node = &graph.nodes[*at];
+        let rows = graph.ty(node.inputs[0]).shape.rows();
+        rows * graph.ty(node.outputs[0]).shape.count() > batching.short
+    };
+    let launches: Vec<&[usize]> = groups.iter().flat_map(|group| group.split(is_long)).collect();
+    let moved: HashSet<usize> =
+        launches.iter().copied().chain(assigns.iter().map(|a| &a[..])).flatten().copied().collect();
     let mut order = Vec::with_capacity(graph.nodes.len());
     for index in 0..graph.nodes.len() {
         if !moved.contains(&index) {
             order.push(index);
         }
-        let ends = |(group, _): &(&Vec<usize>, &Vec<usize>)| group.last() == Some(&index);
-        if let Some((group, assigns)) = groups.iter().zip(&assigns).find(ends) {
-            order.extend(group.iter().chain(assigns));
+        if let Some(launch) = launches.iter().find(|launch| launch.last() == Some(&index)) {
+            order.extend_from_slice(launch);
+        }
+        if let Some(at) = groups.iter().position(|group| group.last() == Some(&index)) {
+            order.extend_from_slice(&assigns[at]);
         }
     }
     graph.nodes = order.into_iter().map(|index| graph.nodes[index].clone()).collect();
     graph
 }
 
-/// The nodes of each group, two or more.
+/// The nodes of each group, two or more: the same for every batch.
 fn groups(graph: &Graph, batching: &Batching) -> Vec<Vec<usize>> {
     let consumers = graph.consumers();
     let mut groups: Vec<Vec<usize>> = vec![vec![]];
@@ -50,8 +63,7 @@ fn groups(graph: &Graph, batching: &Batching) -> Vec<Vec<usize>> {
                 && rows(graph.nodes[*first].inputs[0]) == rows(inputs[0])
                 && group.iter().all(unused)
         };
-        let is_large = shape.count() > batching.small || rows(inputs[0]) * shape.count() > batching.short;
-        if is_large || !inputs[..2].iter().all(in_units) {
+        if shape.count() > batching.small || !inputs[..2].iter().all(in_units) {
             groups.push(vec![]);
         } else if groups.last().is_some_and(joins) {
             groups.last_mut().into_iter().for_each(|group| group.push(index));

@@ -85,14 +85,18 @@ fn leaves(gathers: &[Gather], at: usize, gathering: &Gathering) -> usize {
     for before in (0..=at).rev() {
         // In use while those behind it are on their way; none is before the first.
         let used = before.checked_sub(1).map(|used| &gathers[used]);
+        let start = used.map_or(0, |used| used.first);
         let live = ahead + used.map_or(0, |used| used.elements);
+        // What was used before and stays for the backward pass.
+        let stays = gathers[..before.saturating_sub(1)].iter().filter(|gather| gather.last >= start);
+        let stays: usize = stays.map(|gather| gather.elements).sum();
         let one = before == at;
         let fits = gathering.ahead.map_or(one, |most| ahead <= most)
-            && gathering.live.is_none_or(|most| live <= most);
+            && gathering.live.is_none_or(|most| live + stays <= most);
         if !fits {
             break;
         }
-        leaves = used.map_or(0, |used| used.first);
+        leaves = start;
         ahead = live;
     }
     leaves
@@ -122,7 +126,7 @@ fn gathers(graph: &Graph, reads: &HashMap<ValueId, (StateId, usize)>, gathering:
     for gather in &mut gathers {
         gather.reads.sort_unstable_by_key(|(start, value)| (*start, value.0));
     }
-    keep(&mut gathers, gathering.reuse.unwrap_or(0));
+    keep(&mut gathers, gathering);
     gathers
 }
 
@@ -133,14 +137,26 @@ fn whole(graph: &Graph, flat: StateId) -> usize {
     state.ty.shape.count() * ranks
 }
 
-/// What is used going forward and again going backward after so many elements of others stays: by default, what is used last and first.
-fn keep(gathers: &mut Vec<Gather>, reuse: usize) {
+/// What is used going forward and again going backward after at most `reuse` elements of others stays, as far as all that may be there at a
+/// time has room for it beside the largest: by default, what is used last and first.
+fn keep(gathers: &mut Vec<Gather>, gathering: &Gathering) {
+    let reuse = gathering.reuse.unwrap_or(0);
+    let largest = gathers.iter().map(|gather| gather.elements).max().unwrap_or(0);
     let again = |at: usize| (at + 1..gathers.len()).find(|next| gathers[*next].flat == gathers[at].flat);
     let pairs: Vec<(usize, usize)> = (0..gathers.len()).filter_map(|at| Some((at, again(at)?))).collect();
     let between = |(at, next): &(usize, usize)| {
         gathers[at + 1..*next].iter().map(|gather| gather.elements).sum::<usize>()
     };
     let mut stay: Vec<(usize, usize)> = pairs.into_iter().filter(|pair| between(pair) <= reuse).collect();
+    stay.sort_by_key(between);
+    let mut kept = 0;
+    let mut has_room = |(at, _): &(usize, usize)| {
+        kept += gathers[*at].elements;
+        // What is used last and first at once takes no room beside itself.
+        gathering.live.is_none_or(|most| kept + largest <= most || kept == gathers[*at].elements)
+    };
+    let rooms = stay.iter().position(|pair| !has_room(pair)).unwrap_or(stay.len());
+    stay.truncate(rooms);
     stay.sort_unstable_by_key(|(_, next)| std::cmp::Reverse(*next));
     for (at, next) in stay {
         let next = gathers.remove(next);

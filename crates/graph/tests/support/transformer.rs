@@ -20,10 +20,15 @@ pub fn program(depth: usize, recompute: Recompute) -> Program {
 }
 
 pub fn model(depth: usize) -> Model {
+    model_of(depth, BATCH)
+}
+
+/// For batches of so many images.
+pub fn model_of(depth: usize, batch: usize) -> Model {
     Model {
-        train: forward(depth, true).expect("the model is well-formed"),
-        eval: forward(depth, false).expect("the model is well-formed"),
-        key: Key { batch: BATCH, height: IMAGE, width: IMAGE },
+        train: forward_of(depth, batch, true).expect("the model is well-formed"),
+        eval: forward_of(depth, batch, false).expect("the model is well-formed"),
+        key: Key { batch, height: IMAGE, width: IMAGE },
     }
 }
 
@@ -42,9 +47,13 @@ pub fn settings() -> Settings<'static> {
 }
 
 pub fn forward(depth: usize, training: bool) -> Result<Graph, GraphError> {
+    forward_of(depth, BATCH, training)
+}
+
+fn forward_of(depth: usize, batch: usize, training: bool) -> Result<Graph, GraphError> {
     let mut b = Builder::new(DTYPE, training);
-    let images = b.input("images", DTYPE, [BATCH, 3, IMAGE, IMAGE]);
-    let targets = b.targets([BATCH], training);
+    let images = b.input("images", DTYPE, [batch, 3, IMAGE, IMAGE]);
+    let targets = b.targets([batch], training);
     let class_token = b.parameter("cls_token", [1, 1, WIDTH], Init::Zeros);
     let positions = b.parameter("pos_embed", [1, TOKENS, WIDTH], Init::Zeros);
     let patches = b.scope("patch_embed", |b| b.patch_embedding(images, PATCH, layer("proj", WIDTH)));

@@ -141,12 +141,16 @@ fn lost(cause: Cause, point: &Account, base: &Account, starved: bool) -> String 
             let factor = PerImage::of(point).computing / PerImage::of(base).computing;
             let fewer = point.point.settings.batch_per_rank < base.point.settings.batch_per_rank;
             let shared = match point.point.settings.device.as_str() {
-                "cpu" if starved => "other programs use the cores",
-                "cpu" => "ranks share memory bandwidth, caches or cores",
-                _ => "ranks share power, memory bandwidth or a GPU",
+                "cpu" if starved => Some("other programs use the cores"),
+                // The base is over as many ranks, which share as much.
+                _ if point.point.kind == Kind::Zero => None,
+                "cpu" => Some("ranks share memory bandwidth, caches or cores"),
+                _ => Some("ranks share power, memory bandwidth or a GPU"),
             };
-            let fewer = if fewer { "fewer images at a time, or " } else { "" };
-            format!("slower computing (an image takes a rank {factor:.2} times as long: {fewer}{shared})")
+            let why: Vec<&str> =
+                fewer.then_some("fewer images at a time").into_iter().chain(shared).collect();
+            let why = if why.is_empty() { String::new() } else { format!(": {}", why.join(", or ")) };
+            format!("slower computing (an image takes a rank {factor:.2} times as long{why})")
         }
         Cause::TooLittleWork => "places in batches that no image fills".into(),
         Cause::Communication => "communication that nothing hides".into(),

@@ -135,8 +135,8 @@ fn footer(out: &mut String, results: &[Results]) {
         out,
         "<footer><h2>How to read this</h2>\
          <p>Times are medians over the runs of a point, warm-up left out. From five runs on, the range beside a median is its 95% \
-         interval; with fewer, the runs themselves are shown. Speedup is against the point of the fewest ranks of a series, and \
-         efficiency is speedup for each rank. It is the product of four factors, as in the POP model: computation scaling (useful \
+         interval; with fewer, the runs themselves are shown. Speedup is against the point of the fewest ranks of a series, of \
+         stages of ZeRO against the lowest over the same ranks, and efficiency is speedup for each rank. It is the product of four factors, as in the POP model: computation scaling (useful \
          work that an image takes, against the base: compute, optimizer, waiting for images, idling), load balance (a rank that is slow \
          over all steps), synchronisation (whoever is slow in a step alone) and transfer (communication that nothing hides). The serial \
          part is a fit of Amdahl’s law to a series of strong scaling, with its 95% interval. † marks points with more threads than cores, ≠ points that did other work than the first of their \

@@ -141,11 +141,28 @@ fn rates(points: &[&Point], all: usize) -> String {
     }
 }
 
-/// What each stage of ZeRO takes and costs against the lowest, at the most ranks.
+/// What each stage of ZeRO takes and costs against the lowest, at the most ranks; of each series that has as many.
 fn stages(series: &[Vec<&Point>]) -> String {
-    let Some(points) = series.iter().max_by_key(|points| points[0].settings.ranks) else {
-        return String::new();
-    };
+    let ranks = |points: &[&Point]| points[0].settings.ranks;
+    let most = series.iter().map(|points| ranks(points)).max().unwrap_or(0);
+    let largest: Vec<&Vec<&Point>> = series.iter().filter(|points| ranks(points) == most).collect();
+    let compared = largest.iter().filter_map(|points| Some((points[0], above_lowest(points)?)));
+    let compared: Vec<(&Point, String)> = compared.collect();
+    match &compared[..] {
+        [] => fastest(Kind::Zero, series),
+        [(_, stages)] if largest.len() == 1 => format!("over {}, {stages}", counted(most, "rank")),
+        several => {
+            let named =
+                several.iter().take(LISTED).map(|(point, stages)| format!("{}: {stages}", point.series));
+            let more = several.len().saturating_sub(LISTED);
+            let more = (more > 0).then(|| format!("and {more} more series"));
+            named.chain(more).collect::<Vec<_>>().join("; ")
+        }
+    }
+}
+
+/// None if no stage of a series could be compared with its lowest.
+fn above_lowest(points: &[&Point]) -> Option<String> {
     let summary = |point: &Point| point.summary.clone();
     let bytes = |point: &Point| Some(summary(point)?.usage.planned_bytes?.median);
     let least = points.iter().copied().min_by(|a, b| a.settings.stage().total_cmp(&b.settings.stage()));
@@ -161,12 +178,7 @@ fn stages(series: &[Vec<&Point>]) -> String {
     let base = least.map_or(0.0, |point| point.settings.stage());
     let above = points.iter().filter(|point| point.settings.stage() > base);
     let said: Vec<String> = above.filter_map(of).collect();
-    let ranks = counted(points[0].settings.ranks, "rank");
-    if said.is_empty() {
-        fastest(Kind::Zero, series)
-    } else {
-        format!("over {ranks}, against stage {base}: {}", said.join("; "))
-    }
+    (!said.is_empty()).then(|| format!("against stage {base}: {}", said.join("; ")))
 }
 
 fn fastest(kind: Kind, series: &[Vec<&Point>]) -> String {

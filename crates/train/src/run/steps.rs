@@ -250,9 +250,10 @@ impl Loop<'_> {
         if watch.saver.as_ref().is_some_and(|saver| saver.has(step)) {
             return Ok(());
         }
-        if watch.copied.is_some_and(|copied| copied > progress.step) {
-            // The copy before belongs to a step whose result isn't known yet.
-            self.take_in(session, progress, watch, 0)?;
+        if let Some(copied) = watch.copied {
+            // The copy before may belong to a step whose result isn't known yet: it is written as soon as it is. Were more taken in, a copy
+            // of the last step would have nobody left to write it.
+            self.take_in(session, progress, watch, (step - copied) as usize)?;
         }
         watch.copied = Some(step);
         let began = Instant::now();

@@ -89,7 +89,8 @@ fn flag(shown: &str) -> String {
     }
 }
 
-/// A flag that a command doesn't have: what does the same here, or the nearest spelling.
+/// A flag that a command doesn't have: what does the same here, another form of its name, a command that has it, or the nearest
+/// spelling.
 fn unknown(cli: &Command, command: &Command, path: &str, typed: &str) -> String {
     let long = typed.starts_with("--");
     let name = typed.trim_start_matches('-').split('=').next().unwrap_or_default().replace('_', "-");
@@ -98,18 +99,29 @@ fn unknown(cli: &Command, command: &Command, path: &str, typed: &str) -> String 
     }
     let flags = flags_of(command);
     let has = |name: &str| flags.contains(&name);
+    let meant = nearest(&name, flags.iter().copied());
+    let form = meant.filter(|meant| one_word(&name, meant));
     let hint = if has(&name) {
         if long { format!("flags have dashes: --{name}") } else { format!("flags have two dashes: --{name}") }
     } else if let Some(hint) = familiar::hint(&name, has) {
         hint
+    } else if let Some(form) = form {
+        format!("did you mean --{form}?")
     } else if let Some(other) = cli.get_subcommands().find(|other| flags_of(other).contains(&name.as_str())) {
         format!("`vitesse {}` has it", other.get_name())
-    } else if let Some(meant) = nearest(&name, flags.iter().copied()) {
+    } else if let Some(meant) = meant {
         format!("did you mean --{meant}?")
     } else {
         format!("`{path} --help` lists all")
     };
     format!("{typed}: there is no such flag; {hint}")
+}
+
+/// Two forms of a word, as batch-size and batch-sizes or accumulate and accumulation: they begin with the same three quarters of the
+/// longer.
+fn one_word(a: &str, b: &str) -> bool {
+    let same = a.chars().zip(b.chars()).take_while(|(x, y)| x == y).count();
+    4 * same >= 3 * a.chars().count().max(b.chars().count())
 }
 
 /// Long names of the flags of a command.

@@ -104,11 +104,21 @@ fn print_summary(run: &Resolved, program: &Program) {
             megabytes(plan.arena)
         );
     }
-    let (buckets, bytes) = communicated(&program.last);
-    if buckets > 0 {
-        println!("communication: {} in {}", megabytes(bytes as usize), many(buckets, "bucket"));
+    let (messages, bytes) = communicated_per_step(program, run.accumulate);
+    if messages > 0 {
+        println!("communication: {} in {} per step", megabytes(bytes as usize), many(messages, "message"));
     }
     println!("print one in full with --which first|micro|last|update|eval");
+}
+
+/// Collectives of a step of so many micro-steps, and the bytes of each rank that they take along.
+fn communicated_per_step(program: &Program, micros: usize) -> (usize, f64) {
+    let (first, between) = (usize::from(micros > 1), micros.saturating_sub(2));
+    let runs = [(&program.first, first), (&program.micro, between), (&program.last, 1), (&program.update, 1)];
+    runs.into_iter().fold((0, 0.0), |(messages, bytes), (plan, runs)| {
+        let of = communicated(plan);
+        (messages + runs * of.0, bytes + runs as f64 * of.1)
+    })
 }
 
 /// Collectives of a plan, and the bytes of each rank that they take along.

@@ -26,10 +26,13 @@ pub fn run(args: ReportArgs) -> anyhow::Result<()> {
         FigureArg::Svg => Format::Svg,
         FigureArg::Png => Format::Png,
     });
-    // A study's own report and figures are drawn again; whatever else is there is somebody's.
+    // A study's own report and figures are drawn again; whatever else is there is somebody's. Beside a file of another name may lie
+    // the report of another study.
+    let studys = |path: &PathBuf| !path.is_file() || path.file_name().is_some_and(|n| n == "results.json");
+    let own = args.out.is_none() && args.folders.iter().all(studys);
     let pages = ["report.html", "report.md"].map(|name| out.join(name));
-    let pages = pages.iter().filter(|_| args.out.is_some()).cloned();
-    let elsewhere = args.out.is_some() || args.figures_dir.is_some();
+    let pages = pages.into_iter().filter(|_| !own);
+    let elsewhere = !own || args.figures_dir.is_some();
     let drawn = format.iter().filter(|_| elsewhere);
     let drawn = drawn.flat_map(|format| report::figure_files(&folder, &results, *format));
     let written: Vec<PathBuf> = pages.chain(drawn).collect();

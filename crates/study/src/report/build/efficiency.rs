@@ -18,11 +18,15 @@ fn efficiency(point: &Point) -> Option<&Estimate> {
     point.summary.as_ref()?.efficiency.as_ref()
 }
 
+/// By ranks, and of as many ranks by the stage of ZeRO.
+fn place(point: &Point) -> (usize, u64) {
+    (point.settings.ranks, point.settings.stage() as u64)
+}
+
 /// Points that lost something against another: the first of a series is what they are compared with.
 fn compared<'a>(group: &PointGroup<'a>) -> Vec<&'a Point> {
     let told =
         group.points.iter().copied().filter(|point| efficiency(point).is_some() && point.factors.is_some());
-    let place = |point: &Point| (point.settings.ranks, point.settings.stage() as u64);
     let first = group.points.iter().map(|point| place(point)).min();
     let over_ranks = |point: &&Point| first.is_some_and(|(ranks, _)| point.settings.ranks > ranks);
     told.filter(|point| over_ranks(point) || group.kind == Kind::Zero && Some(place(point)) > first).collect()
@@ -31,15 +35,21 @@ fn compared<'a>(group: &PointGroup<'a>) -> Vec<&'a Point> {
 pub fn falls(study: &Study) -> Option<Figure> {
     let mut panels = vec![];
     for group in &study.groups {
-        let Some(point) = compared(group).into_iter().max_by_key(|point| point.settings.ranks) else {
+        let Some(point) = compared(group).into_iter().max_by_key(|point| place(point)) else {
             continue;
         };
         let title = [study.name(group), points::described(point, group)];
         let title = title.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" · ");
         panels.extend(fall(point).map(|chart| Panel { title, chart: Chart::Waterfall(chart) }));
     }
+    let zero = |group: &&PointGroup| group.kind == Kind::Zero;
+    let end = match (study.groups.iter().all(zero), study.groups.iter().any(zero)) {
+        (true, _) => "at the highest stage of each series",
+        (_, true) => "at the most ranks of each series, and at the highest stage of ZeRO",
+        _ => "at the most ranks of each series",
+    };
     let note = format!(
-        "From 100% down to the parallel efficiency at the most ranks of each series; losses in percentage points. Computation scaling: \
+        "From 100% down to the parallel efficiency {end}; losses in percentage points. Computation scaling: \
          an image takes a rank longer (compute, optimizer, waiting for images, idling). Load balance: a rank that is slow over all \
          steps. Synchronisation: whoever is slow in a step alone. Transfer: communication that nothing hides. The factors multiply to \
          the efficiency.{}",

@@ -21,7 +21,10 @@ pub fn print(args: &PlanArgs, flags: &str, run: &Resolved, program: &Program) ->
         None => {
             memory::print_both(["as it is", flags], [program, &changed]);
             println!();
+            // Of one micro-batch, the last is the first.
+            let one = program.micro.steps.is_empty() && changed.micro.steps.is_empty();
             let plans = program.plans().into_iter().zip(changed.plans());
+            let plans = plans.filter(|(plan, _)| !(one && plan.name == "first"));
             plans.for_each(|(before, after)| print_counts(&before.name, &compare(before, after)));
             println!("print the steps that change with --which first|micro|last|update|eval");
         }

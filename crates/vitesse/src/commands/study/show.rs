@@ -28,7 +28,7 @@ pub fn plan(study: &Study, points: &[Planned], needs: &[String], as_json: bool) 
     }
     heading(&study.name, &study.title, points.first().map(|point| point.kind));
     // Without hosts and images per epoch where there is no room for them.
-    let narrow = layout::narrower_than(90);
+    let narrow = layout::narrower_than(92);
     let mut kind = None;
     for point in points {
         if kind.replace(point.kind) != Some(point.kind) {
@@ -39,7 +39,7 @@ pub fn plan(study: &Study, points: &[Planned], needs: &[String], as_json: bool) 
                     "ranks", "threads", "batch", "global", "steps", "estimate"
                 ),
                 false => println!(
-                    "  {:>5} {:>5} {:>7} {:>12} {:>6} {:>12} {:>6} {:>11}  series",
+                    "  {:>5} {:>5} {:>7} {:>14} {:>6} {:>12} {:>6} {:>11}  series",
                     "ranks",
                     "hosts",
                     "threads",
@@ -72,7 +72,7 @@ pub fn plan(study: &Study, points: &[Planned], needs: &[String], as_json: bool) 
             continue;
         }
         println!(
-            "  {:>5} {:>5} {:>7} {batch:>12} {:>6} {:>12} {:>6} {estimate:>11}  {}{more}",
+            "  {:>5} {:>5} {:>7} {batch:>14} {:>6} {:>12} {:>6} {estimate:>11}  {}{more}",
             s.ranks,
             s.hosts,
             s.threads_per_rank,

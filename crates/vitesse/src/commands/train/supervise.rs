@@ -10,8 +10,9 @@ use child::{Forwarded, Patience, watch, watch_mpirun};
 use comm::launch::environment;
 use comm::supervisor::{SUPERVISOR, Watcher};
 use comm::{Backend, Launcher, Place};
-use config::Raw;
+use config::{Raw, ShardGroup};
 use formats::checkpoint::{Checkpoint, Checkpoints};
+use graph::Zero;
 use hosts::{Hosts, Left};
 pub use mpirun::may_call_mpirun;
 use std::ffi::OsString;
@@ -128,7 +129,11 @@ fn hosts_of(typed: &Raw, folder: Option<&Path>) -> anyhow::Result<Option<Hosts>>
     let (Some(least), Some(file), Some(folder)) = (typed.min_ranks, &typed.hostfile, folder) else {
         return Ok(None);
     };
-    Hosts::read(file, folder, typed.ranks.unwrap_or(1), least).map(Some)
+    let group = match typed.shard_group {
+        Some(ShardGroup::Ranks(ranks)) if ranks > 0 && typed.zero != Some(Zero::Stage0) => ranks,
+        _ => 1,
+    };
+    Hosts::read(file, folder, typed.ranks.unwrap_or(1), least, group).map(Some)
 }
 
 /// What is said of a restart that leaves out hosts.

@@ -28,6 +28,8 @@ pub struct Hosts {
     /// Ranks of the run as it was asked for, and the fewest it may go on with.
     ranks: usize,
     least: usize,
+    /// Ranks of a group that divides states: what is left has whole groups.
+    group: usize,
 }
 
 /// What is left of a run's ranks after a loss.
@@ -41,8 +43,14 @@ pub struct Left {
 }
 
 impl Hosts {
-    /// Reads a file of hosts. `folder` is that of the run, beside which the list of those that answer lies.
-    pub fn read(path: &Path, folder: &Path, ranks: usize, least: usize) -> anyhow::Result<Self> {
+    /// Reads a file of hosts. `folder` is that of the run, beside which the list of those that answer lies; ranks are left out in `group`s.
+    pub fn read(
+        path: &Path,
+        folder: &Path,
+        ranks: usize,
+        least: usize,
+        group: usize,
+    ) -> anyhow::Result<Self> {
         let text = fs::read_to_string(path).with_context(|| format!("--hostfile {}", path.display()))?;
         let all = parse(&text, &path.display().to_string())?;
         let file = study::child::beside(folder, "hosts");
@@ -54,7 +62,7 @@ impl Hosts {
             "--hostfile {}: the hosts that answer would be written over it; give it another name",
             path.display()
         );
-        Ok(Hosts { all, file, ranks, least })
+        Ok(Hosts { all, file, ranks, least, group })
     }
 
     /// Asks every host to start a program, and keeps those that do so in time.
@@ -80,6 +88,7 @@ impl Hosts {
             bail!("host {} of rank 0, which has the checkpoints, does not answer", host.name);
         }
         let ranks = self.ranks.min(slots);
+        let ranks = ranks - ranks % self.group;
         ensure!(
             ranks >= self.least,
             "{}, and {ranks} of {} are fewer than --min-ranks {}",
@@ -151,7 +160,7 @@ mod tests {
     use super::*;
 
     fn hosts(text: &str, ranks: usize, least: usize) -> Hosts {
-        Hosts { all: parse(text, "hosts").unwrap(), file: "run.hosts".into(), ranks, least }
+        Hosts { all: parse(text, "hosts").unwrap(), file: "run.hosts".into(), ranks, least, group: 1 }
     }
 
     #[test]
@@ -175,6 +184,8 @@ mod tests {
         let left = three.among(&[true, false, true]).unwrap();
         assert_eq!((left.ranks, left.lost), (4, vec!["b".to_string()]));
         assert_eq!(three.among(&[true; 3]).unwrap().ranks, 6, "a rank was lost, but no host");
+        let of_pairs = Hosts { group: 2, ..hosts("a slots=2\nb slots=1\nc slots=2\n", 4, 2) };
+        assert_eq!(of_pairs.among(&[true, true, false]).unwrap().ranks, 2, "whole groups that divide states");
         let spare = hosts("a slots=4\nb slots=4\n", 4, 4);
         assert_eq!(spare.among(&[true, false]).unwrap().ranks, 4, "the others have room for all");
         let refused = |answers: &[bool]| three.among(answers).unwrap_err().to_string();
