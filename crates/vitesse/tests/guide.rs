@@ -169,6 +169,28 @@ fn commands_of_readme_and_guide_are_known() {
     assert!(count > 30, "{count} commands");
 }
 
+/// What `vitesse plan` prints is the same everywhere, but for a last line where a machine is too small.
+#[test]
+fn plans_in_documents_are_those_of_now() {
+    let (mut wrong, mut count) = (vec![], 0);
+    for page in ["docs/design/zero-plans.md", "docs/guide/zero.md", "docs/guide/train.md"] {
+        for block in read(&repository().join(page)).iter().filter(|block| block.language == "console") {
+            let (command, shown) = block.text.split_once('\n').unwrap();
+            let Some(args) = command.strip_prefix("$ vitesse plan ") else { continue };
+            let output =
+                Command::new("bash").args(["-c", &format!("exec \"$0\" plan {args}"), VITESSE]).output();
+            let printed = common::text(&output.unwrap());
+            let differs = shown.lines().zip(printed.lines().chain([""])).find(|(shown, printed)| shown != printed);
+            if let Some((shown, printed)) = differs {
+                wrong.push(format!("{page}:{}: {command}\n- {shown}\n+ {printed}", block.line));
+            }
+            count += 1;
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(count > 10, "{count} plans");
+}
+
 #[test]
 fn blocks_are_read() {
     let text = "<!-- gpu fails -->\n```sh\none \\\n  two # three\n```\ntext\n```console\n$ four\nfive\n```\n```toml file=a.toml\nx = 1\n```\n";
