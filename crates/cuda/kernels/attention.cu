@@ -60,17 +60,8 @@ template <typename E, int T, int D, bool DROP> struct Queries {
     }
 
     __device__ __forceinline__ void finish(E* out, int stride, float* lse, int first, float keep_scale) {
-        int lane = threadIdx.x % 32;
         float factor[2];
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            float total = sum[half];
-            total += __shfl_xor_sync(0xffffffffu, total, 1);
-            total += __shfl_xor_sync(0xffffffffu, total, 2);
-            factor[half] = keep_scale / total;
-            int row = first + lane / 4 + 8 * half;
-            if (lane % 4 == 0 && row < T) lse[row] = top[half] * score_scale<D>() + logf(total);
-        }
+        finish_rows<T, D>(factor, top, sum, lse, first, keep_scale);
         store_tile<T, D>(out, stride, first, o, factor[0], factor[1]);
     }
 };

@@ -163,6 +163,23 @@ __device__ __forceinline__ void soften(float (&s)[2 * N][4], float (&o)[UNITS][4
     }
 }
 
+// What is left to do when all keys came by: factors that make results of rows g and g+8 those of probabilities, and of each row,
+// as far as there are T, the logarithm of its sum.
+template <int T, int D>
+__device__ __forceinline__ void finish_rows(float (&factor)[2], const float (&top)[2], const float (&sum)[2], float* lse, int first,
+                                            float keep_scale) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float total = sum[half];
+        total += __shfl_xor_sync(0xffffffffu, total, 1);
+        total += __shfl_xor_sync(0xffffffffu, total, 2);
+        factor[half] = keep_scale / total;
+        int row = first + lane / 4 + 8 * half;
+        if (lane % 4 == 0 && row < T) lse[row] = top[half] * score_scale<D>() + logf(total);
+    }
+}
+
 // ---- Column sums ----
 
 // Of 2·HALF numbers in each of two lanes STEP apart, each lane gets the sums of one half.

@@ -263,15 +263,7 @@ __global__ void __launch_bounds__(32 * WARPS, RESIDENT)
     });
     if (at.first >= T) return;
     float factor[2];
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        float total = sum[half];
-        total += __shfl_xor_sync(0xffffffffu, total, 1);
-        total += __shfl_xor_sync(0xffffffffu, total, 2);
-        factor[half] = keep_scale / total;
-        int row = at.first + lane / 4 + 8 * half;
-        if (t == 0 && row < T) lse[at.statistics() + row] = top[half] * score_scale<D>() + logf(total);
-    }
+    finish_rows<T, D>(factor, top, sum, lse + at.statistics(), at.first, keep_scale);
     store_tile<T, D>(out + at.plain(), heads * D, at.first, o, factor[0], factor[1]);
 }
 

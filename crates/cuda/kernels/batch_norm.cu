@@ -65,6 +65,15 @@ __device__ __forceinline__ void add_lanes(const float (&one)[V], const float (&t
     finish(column, first, second);
 }
 
+// Values in the next U rows of a thread, as far as there are so many.
+template <typename X, int V, int W>
+__device__ __forceinline__ void load_values(const Part<V, W>& part, int row, int columns, const X* x, float (&v)[U][V]) {
+#pragma unroll
+    for (int u = 0; u < U; u++)
+        if (row + u * part.LANES < part.last)
+            Pack<X, V>::load(x + (i64)(row + u * part.LANES) * columns + part.column, v[u]);
+}
+
 // ---- moments ------------------------------------------------------------------------------------------------------
 
 struct Moments {
@@ -97,10 +106,7 @@ moments_parts(const X* x, int rows, int columns, int per, double* parts) {
     if (part.column < columns) Pack<X, V>::load(x + start * columns + part.column, shift);
     for (int row = part.first; row < part.last && part.column < columns; row += U * part.LANES) {
         float v[U][V];
-#pragma unroll
-        for (int u = 0; u < U; u++)
-            if (row + u * part.LANES < part.last)
-                Pack<X, V>::load(x + (i64)(row + u * part.LANES) * columns + part.column, v[u]);
+        load_values<X>(part, row, columns, x, v);
 #pragma unroll
         for (int u = 0; u < U; u++) {
             if (row + u * part.LANES >= part.last) continue;
@@ -164,10 +170,7 @@ batch_norm(const X* x, const float* moments, const float* gamma, const float* be
     Coefficients<V> of(moments, gamma, beta, part.column, columns, eps, running);
     for (int row = part.first; row < part.last; row += U * part.LANES) {
         float v[U][V];
-#pragma unroll
-        for (int u = 0; u < U; u++)
-            if (row + u * part.LANES < part.last)
-                Pack<X, V>::load(x + (i64)(row + u * part.LANES) * columns + part.column, v[u]);
+        load_values<X>(part, row, columns, x, v);
 #pragma unroll
         for (int u = 0; u < U; u++) {
             if (row + u * part.LANES >= part.last) continue;
