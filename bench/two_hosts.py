@@ -5,12 +5,16 @@
 Makes two hosts of network namespaces (scripts/hosts: 1 Gbit/s, 1 ms each way; needs root), trains ViT-Ti/4 with 32 images per rank over
 them under mpirun, and removes them. Compares with two ranks in one process: the losses must be the same to the bit. Build with
 `cargo build --release --features mpi`.
+
+"By the lanes" is what must be exposed: the lanes and waits that `vitesse plan` prints, replayed with how long each step and each message took
+in the run's trace.
 """
-import argparse, json, os, statistics, subprocess, sys, tempfile
+import argparse, json, re, statistics, subprocess, sys, tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-TRAIN = "train --model vit-ti/4 --threads 1 --train-samples 4000 --test-samples 32 --seed 1 --json".split()
+MODEL = "--model vit-ti/4".split()
+TRAIN = [*"train --threads 1 --train-samples 4000 --test-samples 32 --seed 1 --json".split(), *MODEL]
 BATCH = ["--batch-size", "32"]
 MICRO = ["--accumulate", "4", "--batch-size", "8"]
 CASES = {
@@ -28,10 +32,74 @@ CASES = {
 }
 
 
+def plan(binary, which, more):
+    """Steps of a plan: name, lane, numbers of the steps and names of the states that it waits for, states that it leaves under way."""
+    text = subprocess.run([binary, "plan", *MODEL, "--threads", "1", "--ranks", "2", *more, "--which", which], capture_output=True, text=True, check=True).stdout
+    steps = []
+    for line in text.splitlines():
+        if found := re.match(r"\d+ (\w+) (.*?) = (\w+)\((.*) ; (\w+) (.*) # ", line):
+            lane, outputs, op, rest, phase, layer = found.groups()
+            numbers = lambda key: re.search(rf" {key}=(\S+)", rest)
+            waits = [int(n) for n in numbers("wait")[1].split(",")] if numbers("wait") else []
+            after = numbers("after")[1].split(",") if numbers("after") else []
+            left = re.findall(r"\$(\S+?)(?:,|$)", outputs) if rest.endswith(" left") else []
+            name = layer if lane == "comm" and phase == "communication" else f"{phase} of {layer} ({op})"
+            steps.append((name, lane, waits, after, left, op))
+    return steps
+
+
+def replay(plans):
+    """Seconds in which the compute lane has nothing to do, of plans one after the other with the seconds of each step."""
+    began, ends, left, idle = 0.0, {}, {}, 0.0
+    for steps, seconds in plans:
+        spans, busy = [], 0.0
+        for (_, lane, waits, after, leaves, _), takes in zip(steps, seconds):
+            start = max([began, ends.get(lane, 0.0)] + [spans[w][1] for w in waits] + [left.get(state, 0.0) for state in after])
+            spans.append((start, start + takes, bool(leaves)))
+            ends[lane] = start + takes
+            left.update({state: start + takes for state in leaves})
+            busy += takes if lane == "compute" else 0.0
+        end = max(end for _, end, leaves in spans if not leaves)
+        idle += end - began - busy
+        began = end
+    return idle
+
+
+def by_the_lanes(binary, trace, more):
+    """What the lanes have exposed of a training step, the mean over ranks."""
+    micro = int(more[more.index("--accumulate") + 1]) if "--accumulate" in more else 1
+    order = (["first"] + ["micro"] * (micro - 2) + ["last"] if micro > 1 else ["last"]) + ["update"]
+    plans = {which: plan(binary, which, more) for which in set(order)}
+    events = [e for e in json.load(open(trace))["traceEvents"] if e["ph"] == "X"]
+    rows = {e["tid"]: e["args"]["name"] for e in json.load(open(trace))["traceEvents"] if e["name"] == "thread_name"}
+    exposed = []
+    for rank in sorted({e["pid"] for e in events}):
+        queues = {lane: [e for e in events if e["pid"] == rank and rows[e["tid"]] == lane and not e["name"].startswith("waiting for ")]
+                  for lane in ("compute", "comm")}
+        steps = []
+        # What the last update left under way is not in the trace.
+        while queues["compute"] and len(queues["comm"]) >= sum(step[1] == "comm" for which in order for step in plans[which]):
+            for which in order:
+                seconds = []
+                for name, lane, *_ in plans[which]:
+                    event = queues[lane].pop(0)
+                    if lane == "compute" and event["name"] != name:
+                        sys.exit(f"{trace}: {event['name']} where the plan has {name}")
+                    seconds.append(1e-6 * event["dur"])
+                steps.append((which, seconds))
+        # The first steps touch memory and connections for the first time.
+        steps = steps[2 * len(order):]
+        medians = {which: [statistics.median(column) for column in zip(*(s for w, s in steps if w == which))] for which in plans}
+        step = [(plans[which], medians[which]) for which in order]
+        exposed.append((replay(step * 8) - replay(step * 4)) / 4)
+    return statistics.mean(exposed)
+
+
 def run(case, steps, folder, binary):
     remote, more = CASES[case]
     out = folder / case.replace(" ", "-").replace(",", "")
-    words = [binary, *TRAIN, "--steps", str(steps), "--out", str(out), *more]
+    trace = folder / f"{out.name}.json"
+    words = [binary, *TRAIN, "--steps", str(steps), "--out", str(out), "--trace", str(trace), "--trace-steps", str(steps), *more]
     command = [str(ROOT / "scripts/hosts"), "mpirun", "-n", "2", *words] if remote else [*words, "--ranks", "2"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
@@ -39,11 +107,12 @@ def run(case, steps, folder, binary):
     summary = json.loads(done.stdout.strip().splitlines()[-1])
     lines = [json.loads(line) for line in open(out / "metrics.jsonl")]
     steps = [line for line in lines if "loss" in line]
-    return {"losses": [s["loss"] for s in steps], "steps": steps, "ranks": summary["ranks"], "exchanged": summary["exchanged"]}
+    return {"losses": [s["loss"] for s in steps], "steps": steps, "ranks": summary["ranks"], "exchanged": summary["exchanged"],
+            "by_the_lanes": by_the_lanes(binary, trace, more)}
 
 
 def reading(samples):
-    lines = ["| | images/s | step | compute | communication exposed | hidden | wait | sent per rank | losses |", "|---|---|---|---|---|---|---|---|---|"]
+    lines = ["| | images/s | step | compute | communication exposed | by the lanes | hidden | wait | sent per rank | losses |", "|---|---|---|---|---|---|---|---|---|---|"]
     for case, sample in samples.items():
         # The first steps touch memory and connections for the first time.
         middle = lambda key: statistics.median(s[key] for s in sample["steps"][2:])
@@ -54,7 +123,7 @@ def reading(samples):
             f"within {max(abs(a - b) / b for a, b in zip(sample['losses'], samples[alike]['losses'])):.0e}"
         ms = lambda key: f"{1e3 * middle(key):.0f} ms"
         lines.append(f"| {case} | {middle('images_per_second'):.1f} | {ms('seconds')} | {ms('compute_seconds')} | {ms('exchange_seconds')} | "
-                     f"{ms('hidden_exchange_seconds')} | {ms('wait_seconds')} | {sent / 1e6:.1f} MB | {same} |")
+                     f"{1e3 * sample['by_the_lanes']:.0f} ms | {ms('hidden_exchange_seconds')} | {ms('wait_seconds')} | {sent / 1e6:.1f} MB | {same} |")
     return "\n".join(lines)
 
 

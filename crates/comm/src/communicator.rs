@@ -62,21 +62,26 @@ impl Communicator {
     /// Splits off the group of the ranks with the same `colour`, ordered by `key` and then by rank, as `MPI_Comm_split` does. It has a
     /// queue of its own, for a thread of its own.
     pub fn split(&self, colour: usize, key: usize) -> Result<Self, CommError> {
-        Ok(Self::new(self.engine.split(colour, key)?, Arc::clone(&self.activity)))
+        Ok(Self::new(self.split_engine(colour, key)?, Arc::clone(&self.activity)))
     }
 
     /// Splits as [`split`](Self::split) does, sharing the queue: a rank runs the calls of all such groups in the order in which they were
     /// started, so that groups can't deadlock.
     pub fn split_sharing_queue(&self, colour: usize, key: usize) -> Result<Self, CommError> {
         let (queue, activity) = (Arc::clone(&self.queue), Arc::clone(&self.activity));
-        Ok(Communicator { engine: self.engine.split(colour, key)?, queue, activity })
+        Ok(Communicator { engine: self.split_engine(colour, key)?, queue, activity })
     }
 
     /// Communicator of the same ranks for a thread of its own, in whatever calls this one is meanwhile. Its calls are not part of the rank's
     /// digest. All ranks call this.
     pub fn beside(&self) -> Result<Self, CommError> {
-        let engine = self.engine.split(0, self.rank())?;
+        let engine = self.split_engine(0, self.rank())?;
         Ok(Self::new(engine, Arc::new(Activity::beside(&self.activity))))
+    }
+
+    /// Ranks talk to each other for this, as for a call, so it has its place among calls.
+    fn split_engine(&self, colour: usize, key: usize) -> Result<Arc<dyn Engine>, CommError> {
+        self.queue.alone(|| self.engine.split(colour, key))
     }
 
     /// Starts a call that runs concurrently with the caller, after those started before.

@@ -14,6 +14,7 @@ mod control;
 mod cores;
 mod element;
 mod engine;
+mod gathering;
 pub mod installed;
 pub mod launch;
 #[cfg(feature = "mpi")]
@@ -36,6 +37,7 @@ pub use communicator::{Communicator, Scope};
 pub use control::{BusyGuard, Diagnosis, ExitReport, Failure, Monitor};
 pub use element::{Element, ElementType, Reduction};
 pub use engine::{CommError, Engine};
+pub use gathering::Gathering;
 pub use launch::{Backend, Launcher, Place};
 pub use queue::{Ticket, Timing};
 pub use solo::Solo;

@@ -54,6 +54,25 @@ impl Shared {
         // The state is consistent between any two statements, so a panic elsewhere doesn't spoil it.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// The call is done: whoever waits for it, and the next one, go on.
+    fn finish(&self, ticket: Ticket, started: Instant, failure: Option<CommError>) {
+        let finished = Instant::now();
+        let mut state = self.lock();
+        state.times[ticket.0 as usize % REMEMBERED] = Timing { started, finished };
+        if let Some(error) = failure {
+            state.failed.get_or_insert((ticket.0, error));
+        }
+        state.done = ticket.0;
+        let (waiting, queued) = (state.waiting > 0, !state.queue.is_empty());
+        drop(state);
+        if waiting {
+            self.done.notify_all();
+        }
+        if queued {
+            self.called.notify_one();
+        }
+    }
 }
 
 impl CallQueue {
@@ -116,6 +135,15 @@ impl CallQueue {
         // SAFETY: passed on to the caller.
         unsafe { perform(engine, &self.activity, &self.shared, call, ticket, failed) };
         self.shared.lock().result(ticket)
+    }
+
+    /// Does something else with an engine, which no call uses meanwhile: after those queued before.
+    pub fn alone<R>(&self, work: impl FnOnce() -> R) -> R {
+        let (ticket, _) = self.next_alone();
+        let started = Instant::now();
+        let result = work();
+        self.shared.finish(ticket, started, None);
+        result
     }
 
     /// The next ticket, once all calls before it are done: its holder may use the engine. And whether one of them failed.
@@ -217,21 +245,7 @@ unsafe fn perform(
         }
         result
     };
-    let finished = Instant::now();
-    let mut state = shared.lock();
-    state.times[ticket.0 as usize % REMEMBERED] = Timing { started, finished };
-    if let Err(error) = result {
-        state.failed.get_or_insert_with(|| (ticket.0, named(error, activity)));
-    }
-    state.done = ticket.0;
-    let (waiting, queued) = (state.waiting > 0, !state.queue.is_empty());
-    drop(state);
-    if waiting {
-        shared.done.notify_all();
-    }
-    if queued {
-        shared.called.notify_one();
-    }
+    shared.finish(ticket, started, result.err().map(|error| named(error, activity)));
 }
 
 /// Replaces the hashes of names, which is all that engines know, by the names.

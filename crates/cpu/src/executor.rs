@@ -97,7 +97,7 @@ impl<T: Float> Executor<T> {
             PlanMemory { arena: &arena, states: &states, groups: groups.as_ref(), threads: pool.threads() };
         let (mut plans, borrowed) = memory.bind_all(&program)?;
         let world = groups.as_ref().map(|groups| groups.world().clone());
-        let (clock, unfinished) = (Clock::new(), Unfinished::of(world, &mut plans));
+        let (clock, unfinished) = (Clock::new(), Unfinished::of(world, &mut plans, &states));
         let made = Made::of(&plans);
         let mut executor = Executor {
             program,
@@ -135,7 +135,7 @@ impl<T: Float> Executor<T> {
         let memory = PlanMemory { arena: &arena, states: &states, groups, threads };
         let (mut plans, borrowed) = memory.bind_all(&program)?;
         let world = groups.map(|groups| groups.world().clone());
-        (self.unfinished, self.made) = (Unfinished::of(world, &mut plans), Made::of(&plans));
+        (self.unfinished, self.made) = (Unfinished::of(world, &mut plans, &states), Made::of(&plans));
         self.past = self.training_times();
         (self.plans, self.states, self.borrowed) = (plans, states, borrowed);
         (self.program, self.arena) = (program, arena);

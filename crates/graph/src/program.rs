@@ -39,6 +39,11 @@ pub struct Program {
 }
 
 impl Program {
+    /// True if `update` leaves collectives under way when it ends, for the next plans to wait for.
+    pub fn leaves_collectives(&self) -> bool {
+        self.update.steps.iter().any(|step| step.left)
+    }
+
     /// Checks every plan, and that steps wait for what earlier plans may have left where they touch the same bytes.
     pub fn check(&self) -> Result<(), PlanError> {
         self.plans().into_iter().try_for_each(Plan::check)?;

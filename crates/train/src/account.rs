@@ -3,10 +3,11 @@
 //! A step ends with one small all-gather of what every rank measured, so that all of them know the slowest, and
 //! agree on what to do next (to stop, or to divide the work otherwise) without asking.
 
-use comm::{CommError, Communicator, Name};
+use comm::{CommError, Communicator, Gathering, Name};
 use devices::sensors::Sensors;
 use graph::run::{Account as Spent, CollectiveTime};
 use records::{Collective, Parts};
+use std::collections::VecDeque;
 use std::time::Instant;
 
 /// One step of all ranks.
@@ -61,6 +62,9 @@ pub struct Account {
     /// sensors read.
     mine: Vec<f64>,
     all: Vec<f64>,
+    /// Of steps that ended, while their numbers are under way, and buffers for the next.
+    posted: VecDeque<Gathering<f64>>,
+    spare: Vec<(Vec<f64>, Vec<f64>)>,
     step: Step,
     totals: Vec<Parts>,
     collectives: Vec<Collective>,
@@ -105,6 +109,8 @@ impl Account {
             process: process_number(),
             mine: vec![0.0; width],
             all: vec![0.0; width * ranks],
+            posted: VecDeque::with_capacity(2),
+            spare: (0..2).map(|_| (vec![0.0; width], vec![0.0; width * ranks])).collect(),
             step: Step {
                 parts: vec![Parts::default(); ranks],
                 sensors: vec![Sensors::unknown(); ranks],
@@ -143,13 +149,7 @@ impl Account {
 
     /// Ends a step: every rank learns what the others measured. Allocates nothing.
     pub fn share(&mut self, world: &Communicator, stop: bool, skipped: usize) -> Result<&Step, CommError> {
-        let now = Instant::now();
-        self.mine[WALL] = now.duration_since(self.mark).as_secs_f64();
-        self.mark = now;
-        let worked = process_seconds();
-        (self.mine[CPU], self.mine[PROCESS]) = (worked - self.worked, self.process);
-        self.worked = worked;
-        (self.mine[STOP], self.mine[SKIPPED]) = (f64::from(u8::from(stop)), skipped as f64);
+        self.end(stop, skipped);
         if self.ranks == 1 {
             self.all.copy_from_slice(&self.mine);
         } else {
@@ -157,6 +157,37 @@ impl Account {
         }
         self.take_in();
         Ok(&self.step)
+    }
+
+    /// Ends a step as [`share`](Account::share) does, and doesn't wait for the others, as their numbers come after collectives that the next
+    /// step hides.
+    pub fn post(&mut self, world: &Communicator, stop: bool, skipped: usize) -> Result<(), CommError> {
+        self.end(stop, skipped);
+        let (mut mine, all) = self.spare.pop().unwrap_or_else(|| (self.mine.clone(), self.all.clone()));
+        mine.copy_from_slice(&self.mine);
+        self.posted.push_back(world.start_all_gather(self.name, mine, all)?);
+        Ok(())
+    }
+
+    /// What the others measured in the oldest step that was posted, if one was.
+    pub fn receive(&mut self) -> Result<Option<&Step>, CommError> {
+        let Some(posted) = self.posted.pop_front() else { return Ok(None) };
+        let (mine, all) = posted.wait()?;
+        self.all.copy_from_slice(&all);
+        self.spare.push((mine, all));
+        self.take_in();
+        Ok(Some(&self.step))
+    }
+
+    /// What this rank has to say of a step that ends now.
+    fn end(&mut self, stop: bool, skipped: usize) {
+        let now = Instant::now();
+        self.mine[WALL] = now.duration_since(self.mark).as_secs_f64();
+        self.mark = now;
+        let worked = process_seconds();
+        (self.mine[CPU], self.mine[PROCESS]) = (worked - self.worked, self.process);
+        self.worked = worked;
+        (self.mine[STOP], self.mine[SKIPPED]) = (f64::from(u8::from(stop)), skipped as f64);
     }
 
     fn take_in(&mut self) {

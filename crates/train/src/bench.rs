@@ -107,7 +107,8 @@ impl StepBench {
     }
 
     /// Seconds of all micro-steps, all-reduce and update. A device that has several steps in flight is kept busy: then these
-    /// are the seconds from one step's end to the next one's, with all the host does in between.
+    /// are the seconds from one step's end to the next one's, with all the host does in between. On others a step stands by itself: what its
+    /// update left under way is waited for, as there may be no next one to hide it.
     fn step(&mut self) -> Result<f64, TrainError> {
         let depth = self.device.depth().max(1);
         let began = Instant::now();
@@ -125,6 +126,10 @@ impl StepBench {
         self.header.step += 1;
         self.in_flight += 1;
         self.wait(depth - 1)?;
+        if depth == 1 && self.device.program().leaves_collectives() {
+            // All calls of a rank have one order.
+            self.world.barrier(self.world.name("the end of a step"))?;
+        }
         let seconds = began.elapsed().as_secs_f64();
         Ok(if depth == 1 { seconds - loading } else { seconds })
     }

@@ -7,6 +7,8 @@ mod finishing_tests;
 pub(crate) mod shards;
 mod states;
 #[cfg(test)]
+mod under_way_tests;
+#[cfg(test)]
 mod zero_tests;
 
 pub use evaluate::Evaluation;
@@ -97,6 +99,8 @@ struct Queued {
     began: Instant,
     /// Seconds in which the host waited for images and copied them.
     data: f64,
+    /// What it came to, where that was asked for at its end.
+    posted: Option<Finished>,
 }
 
 /// A step that is done.
@@ -104,8 +108,9 @@ struct Queued {
 pub struct Finished {
     pub step: u64,
     pub result: StepResult,
-    /// When the host began with it.
+    /// When the host began with it, and when it knew what it came to.
     pub began: Instant,
+    pub ended: Instant,
 }
 
 impl<T: Real> Session<T> {
@@ -162,7 +167,7 @@ impl<T: Real> Session<T> {
         device.set_timing(run.account);
         let account = Account::new(&world, device.collectives());
         let (ahead, skipped) = (None, Vec::new());
-        let in_flight = VecDeque::with_capacity(device.depth() + 1);
+        let in_flight = VecDeque::with_capacity(device.depth() + 2);
         let (finishing, shows_images, fault) = (None, false, None);
         Session {
             run,
@@ -273,7 +278,13 @@ impl<T: Real> Session<T> {
         let header = self.header(step);
         self.device.run(Which::Update, &header)?;
         self.device.end_step()?;
-        self.in_flight.push_back(Queued { step, learning_rate: header.learning_rate, began, data });
+        self.in_flight.push_back(Queued {
+            step,
+            learning_rate: header.learning_rate,
+            began,
+            data,
+            posted: None,
+        });
         Ok(())
     }
 
@@ -284,14 +295,31 @@ impl<T: Real> Session<T> {
 
     /// How many steps may be in flight.
     pub fn depth(&self) -> usize {
-        self.device.depth().max(1)
+        let applied = |queued: &Queued| queued.posted.is_some_and(|finished| finished.result.applied);
+        self.device.depth().max(1) + usize::from(self.in_flight.back().is_some_and(applied))
+    }
+
+    /// Of a device that is done with a step when it has run, tells the others what this rank did in it, without waiting for them, if the
+    /// update left collectives under way: all calls of a rank have one order, so that waiting for the others would be waiting for those, which the
+    /// next step is to hide. What they did is then known a step later.
+    pub fn post_account(&mut self, stop: bool) -> Result<(), TrainError> {
+        if self.device.depth() > 1 || !self.device.program().leaves_collectives() {
+            return Ok(());
+        }
+        let Some(queued) = self.in_flight.pop_back() else { return Ok(()) };
+        let finished = self.outcome(&queued)?;
+        self.in_flight.push_back(Queued { posted: Some(finished), ..queued });
+        Ok(self.account.post(&self.world, stop, self.skipped.len())?)
     }
 
     /// Waits for the oldest step in flight, if there is one; the account is then its own.
     pub fn result(&mut self) -> Result<Option<Finished>, TrainError> {
-        let Some(Queued { step, learning_rate, began, data }) = self.in_flight.pop_front() else {
-            return Ok(None);
-        };
+        let Some(queued) = self.in_flight.pop_front() else { return Ok(None) };
+        queued.posted.map_or_else(|| self.outcome(&queued), Ok).map(Some)
+    }
+
+    fn outcome(&mut self, queued: &Queued) -> Result<Finished, TrainError> {
+        let Queued { step, learning_rate, began, data, .. } = *queued;
         let Outcome { stats, control: [_, apply, gradient_norm], scale } = self.device.outcome()?;
         let loss_scale = scale.map(|[scale, ..]| scale);
         let spent = self.device.take_account();
@@ -304,13 +332,15 @@ impl<T: Real> Session<T> {
         };
         let applied = apply != 0.0;
         let result = StepResult { score, images, learning_rate, gradient_norm, applied, loss_scale };
-        Ok(Some(Finished { step, result, began }))
+        Ok(Finished { step, result, began, ended: Instant::now() })
     }
 
-    /// Ends the account of a step: what every rank did in it, and what they have to tell each other.
+    /// Ends the account of a step whose result was taken: what every rank did in it, and what they have to tell each other.
     pub fn share_account(&mut self, stop: bool) -> Result<&Step, TrainError> {
-        let skipped = self.skipped.len();
-        Ok(self.account.share(&self.world, stop, skipped)?)
+        if self.account.receive()?.is_none() {
+            self.account.share(&self.world, stop, self.skipped.len())?;
+        }
+        Ok(self.account.last())
     }
 
     /// Goes once more through a step that was skipped, from the parameters as they are now, and names the first

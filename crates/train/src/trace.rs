@@ -1,6 +1,7 @@
 //! What happened when, as a file that chrome://tracing and Perfetto show: a process for each rank, a row for each lane.
 
 use crate::error::TrainError;
+use crate::session::Finished;
 use comm::Communicator;
 use devices::Real;
 use devices::device::{Device, Event};
@@ -32,10 +33,11 @@ impl Trace {
     }
 
     /// Takes in a step that has just ended. Says whether it was the last.
-    pub fn step<T: Real>(&mut self, step: u64, began: Instant, device: &mut dyn Device<T>) -> bool {
+    pub fn step<T: Real>(&mut self, finished: &Finished, device: &mut dyn Device<T>) -> bool {
         device.take_trace(&mut self.events);
         self.note = device.note_on_times();
-        self.host.push((format!("step {step}"), began, Instant::now()));
+        let Finished { step, began, ended, .. } = *finished;
+        self.host.push((format!("step {step}"), began, ended));
         self.left = self.left.saturating_sub(1);
         self.left == 0
     }
@@ -100,7 +102,9 @@ impl Trace {
                 .to_string()
         };
         lines.extend(self.host.iter().map(|(name, start, end)| event(name, "step", 0, *start, *end)));
-        lines.extend(self.events.iter().map(|e| {
+        // A step that was in flight when the last one was known is not in it.
+        let end = self.host.last().map_or(origin, |(.., end)| *end);
+        lines.extend(self.events.iter().filter(|e| e.start < end).map(|e| {
             let lane = Lane::ALL.iter().position(|lane| *lane == e.lane).unwrap_or(0);
             event(&e.name, e.phase.name(), lane + 1, e.start, e.end)
         }));

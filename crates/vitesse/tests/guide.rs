@@ -180,7 +180,8 @@ fn plans_in_documents_are_those_of_now() {
             let output =
                 Command::new("bash").args(["-c", &format!("exec \"$0\" plan {args}"), VITESSE]).output();
             let printed = common::text(&output.unwrap());
-            let differs = shown.lines().zip(printed.lines().chain([""])).find(|(shown, printed)| shown != printed);
+            let differs =
+                shown.lines().zip(printed.lines().chain([""])).find(|(shown, printed)| shown != printed);
             if let Some((shown, printed)) = differs {
                 wrong.push(format!("{page}:{}: {command}\n- {shown}\n+ {printed}", block.line));
             }

@@ -3,6 +3,7 @@
 use super::*;
 use crate::activity::Snapshot;
 use crate::call::{Collective, Span};
+use crate::communicator::Communicator;
 use crate::element::ElementType;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -31,9 +32,7 @@ impl Engine for Alone {
     }
 
     unsafe fn run(&self, _: &Call) -> Result<(), CommError> {
-        self.clashes.fetch_add(u64::from(self.busy.swap(true, Ordering::SeqCst)), Ordering::SeqCst);
-        std::thread::sleep(Duration::from_micros(50));
-        self.busy.store(false, Ordering::SeqCst);
+        self.work();
         self.calls.fetch_add(1, Ordering::SeqCst);
         if self.fails { Err(CommError::Misuse("on purpose".into())) } else { Ok(()) }
     }
@@ -43,10 +42,19 @@ impl Engine for Alone {
     }
 
     fn split(&self, _: usize, _: usize) -> Result<Arc<dyn Engine>, CommError> {
+        self.work();
         Err(CommError::Misuse("a test".into()))
     }
 
     fn abort(&self, _: &str) {}
+}
+
+impl Alone {
+    fn work(&self) {
+        self.clashes.fetch_add(u64::from(self.busy.swap(true, Ordering::SeqCst)), Ordering::SeqCst);
+        std::thread::sleep(Duration::from_micros(50));
+        self.busy.store(false, Ordering::SeqCst);
+    }
 }
 
 fn queue() -> (CallQueue, Call) {
@@ -132,4 +140,24 @@ fn a_failing_device_fails_the_rank_s_communication() {
     let error = unsafe { queue.run(&*engine, &call) }.unwrap_err();
     assert_eq!(queue.activity.failure(), Some(&error));
     assert_eq!(&*queue.activity.snapshot().doing, "test", "where it failed");
+}
+
+/// Ranks talk to each other to split a group, so that it has its place among calls.
+#[test]
+fn a_group_is_split_after_the_calls_before() {
+    let engine = Arc::new(Alone::default());
+    let world = Communicator::new(Arc::clone(&engine) as Arc<dyn Engine>, Arc::new(Activity::new()));
+    let (_, call) = queue();
+    let splits = [
+        Communicator::beside,
+        |world: &Communicator| world.split(0, 0),
+        |world: &Communicator| world.split_sharing_queue(0, 0),
+    ];
+    for split in splits {
+        // SAFETY: the spans are empty.
+        let last = (0..20).map(|_| unsafe { world.start(call.clone()) }.unwrap()).last().unwrap();
+        assert!(split(&world).is_err(), "this engine has no groups");
+        assert!(world.is_done(last));
+    }
+    assert_eq!((engine.calls.load(Ordering::SeqCst), engine.clashes.load(Ordering::SeqCst)), (60, 0));
 }

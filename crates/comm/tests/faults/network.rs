@@ -69,7 +69,8 @@ fn a_cut_between_two_hosts_ends_the_ranks_on_both_sides() {
         &[
             "ranks 2 and 3 (host ",
             "sent no heartbeat for 3 s",
-            "wait for them in all_reduce #",
+            // A rank may have had all of a call of which another misses a part.
+            "for them in all_reduce #",
             "of blocks.7",
         ],
     );

@@ -46,8 +46,9 @@ impl<T: Float> Executor<T> {
         match value.place {
             Place::Arena(offset) => self.arena.view(offset, value.ty.bytes()),
             Place::State(state) => {
-                self.unfinished.finish();
-                self.states[state.index()]
+                let stored = self.states[state.index()];
+                self.unfinished.finish_in(stored);
+                stored
             }
         }
     }
@@ -89,8 +90,8 @@ impl<T: Float> Executor<T> {
 
     /// A state, or of one that ranks divide what this rank [holds](Executor::held).
     pub fn state(&self, id: StateId) -> Cow<'_, [T]> {
-        self.unfinished.finish();
         let (stored, dtype) = (self.states[id.index()], self.program.states[id.index()].ty.dtype);
+        self.unfinished.finish_in(stored);
         self.numbers(stored.len() / dtype.bytes(), dtype, stored)
     }
 

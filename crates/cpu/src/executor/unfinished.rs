@@ -2,14 +2,17 @@
 //! on, and the memory stays, until they are done.
 
 use super::bind::BoundPlan;
+use crate::memory::View;
 use comm::{CommError, Communicator, Ticket, Timing};
 use graph::StateId;
 use graph::run::CollectiveTime;
+use std::ops::Range;
 
 /// A collective that its plan leaves.
 pub(super) struct Left {
-    /// States that it works on.
+    /// States that it works on, and where they lie.
     states: Vec<StateId>,
+    memory: Vec<Range<usize>>,
     /// Its plan and its number there.
     pub plan: usize,
     pub call: usize,
@@ -31,14 +34,15 @@ pub(super) struct Unfinished {
 
 impl Unfinished {
     /// Of plans that were just bound; numbers the calls that they leave.
-    pub fn of<T>(world: Option<Communicator>, plans: &mut [BoundPlan<T>]) -> Self {
+    pub fn of<T>(world: Option<Communicator>, plans: &mut [BoundPlan<T>], views: &[View<u8>]) -> Self {
         let mut calls = vec![];
         for (plan, bound) in plans.iter_mut().enumerate() {
             for (call, one) in bound.calls.iter_mut().enumerate() {
                 if let Some(states) = &one.left {
                     one.number = calls.len();
                     let (states, time) = (states.clone(), bound.collectives[call].clone());
-                    calls.push(Left { states, plan, call, ticket: None, timing: None, time });
+                    let memory = states.iter().map(|state| addresses(views[state.index()])).collect();
+                    calls.push(Left { states, memory, plan, call, ticket: None, timing: None, time });
                 }
             }
         }
@@ -63,10 +67,21 @@ impl Unfinished {
         Ok(any)
     }
 
-    /// Waits for all, before the host reads or writes states. A call that fails is reported by the next run.
+    /// Waits for all, before the host writes states. A call that fails is reported by the next run.
     pub fn finish(&self) {
+        self.finish_if(|_| true);
+    }
+
+    /// Waits for those that work on any of this memory, before the host reads it: what a step came to is known while others go on.
+    pub fn finish_in(&self, view: View<u8>) {
+        let here = addresses(view);
+        let meets = |there: &Range<usize>| there.start < here.end && here.start < there.end;
+        self.finish_if(|left| left.memory.iter().any(meets));
+    }
+
+    fn finish_if(&self, works_there: impl Fn(&Left) -> bool) {
         let Some(world) = &self.world else { return };
-        for ticket in self.calls.iter().filter_map(|left| left.ticket) {
+        for ticket in self.calls.iter().filter(|left| works_there(left)).filter_map(|left| left.ticket) {
             if world.wait(ticket).is_err() {
                 return;
             }
@@ -87,6 +102,11 @@ impl Unfinished {
     pub fn settled(&mut self) -> impl Iterator<Item = &mut Left> {
         self.calls.iter_mut().filter(|left| left.time.calls > 0)
     }
+}
+
+fn addresses(view: View<u8>) -> Range<usize> {
+    let start = view.address() as usize;
+    start..start + view.len()
 }
 
 impl Drop for Unfinished {

@@ -122,6 +122,7 @@ impl Loop<'_> {
                 session.account_mut().begin();
             }
             session.step(next)?;
+            session.post_account(self.events.stop().is_some())?;
             next += 1;
             let evaluates = run.evaluates_after(next);
             let kept = next.is_multiple_of(run.checkpoint_every);
@@ -168,7 +169,8 @@ impl Loop<'_> {
         in_flight: usize,
     ) -> Result<(), TrainError> {
         while session.in_flight() > in_flight {
-            let Some(Finished { step, result, began }) = session.result()? else { break };
+            let Some(finished) = session.result()? else { break };
+            let Finished { step, result, .. } = finished;
             if !watch.bears(self.run.loss_scale, &result) {
                 check(session, step, &result)?;
             }
@@ -189,7 +191,7 @@ impl Loop<'_> {
             if skipped > 0 {
                 self.report_skipped(session, progress)?;
             }
-            watch.trace = self.follow_trace(watch.trace.take(), step, began, session)?;
+            watch.trace = self.follow_trace(watch.trace.take(), &finished, session)?;
             progress.step = step + 1;
             self.write_states(session, progress, watch, false)?;
             // Another rank's signal stops this one too.
@@ -349,12 +351,11 @@ impl Loop<'_> {
     fn follow_trace<T: Real>(
         &mut self,
         trace: Option<Trace>,
-        step: u64,
-        began: Instant,
+        finished: &Finished,
         session: &mut Session<T>,
     ) -> Result<Option<Trace>, TrainError> {
         let Some(mut trace) = trace else { return Ok(None) };
-        if !trace.step(step, began, session.device_mut()) {
+        if !trace.step(finished, session.device_mut()) {
             return Ok(Some(trace));
         }
         self.end_trace(trace, session)?;

@@ -19,14 +19,14 @@ const BATCH: usize = 12;
 
 /// A run, whatever ranks divide; the CPU computes in half precision for tests alone.
 #[derive(Clone)]
-struct Case {
-    raw: Raw,
-    mixed: Option<Mixed>,
+pub(super) struct Case {
+    pub raw: Raw,
+    pub mixed: Option<Mixed>,
 }
 
 const BF16: Mixed = Mixed { half: DType::Bf16, residual: DType::F32 };
 
-fn raw(optimizer: &str) -> Raw {
+pub(super) fn raw(optimizer: &str) -> Raw {
     Raw {
         model: Some("vit-nano/8".into()),
         image_size: Some(16),
@@ -63,7 +63,7 @@ fn program(run: &Resolved, mixed: Option<Mixed>, zero: Zero) -> Program {
     graph::compile(run.network.build(run.batch, loss, DType::F32).unwrap(), &settings).unwrap()
 }
 
-fn session(case: &Case, zero: Zero, world: Communicator) -> Session<f32> {
+pub(super) fn session(case: &Case, zero: Zero, world: Communicator) -> Session<f32> {
     let ranks = world.size();
     let raw = Raw { batch_size: Some(BATCH / ranks), zero: Some(zero), ..case.raw.clone() };
     let (run, sets) = sets::resolve(&raw, ranks).unwrap();
@@ -74,7 +74,7 @@ fn session(case: &Case, zero: Zero, world: Communicator) -> Session<f32> {
 }
 
 /// Does `work` on each of so many ranks.
-fn among<R: Send>(ranks: usize, work: impl Fn(Communicator) -> R + Sync) -> Vec<R> {
+pub(super) fn among<R: Send>(ranks: usize, work: impl Fn(Communicator) -> R + Sync) -> Vec<R> {
     let options = comm::Options { comm: Some(comm::Backend::Threads), ranks: Some(ranks), timeout: None };
     let Ok(comm::Start::Threads(members)) = comm::start(&options, |_| {}) else { panic!("threads") };
     let worlds = members.iter().map(|member| member.world.clone());
@@ -85,7 +85,7 @@ fn among<R: Send>(ranks: usize, work: impl Fn(Communicator) -> R + Sync) -> Vec<
 }
 
 /// Runs steps; returns their losses.
-fn steps(session: &mut Session<f32>, steps: std::ops::Range<u64>) -> Vec<f64> {
+pub(super) fn steps(session: &mut Session<f32>, steps: std::ops::Range<u64>) -> Vec<f64> {
     let step = |step| {
         session.step(step).unwrap();
         session.result().unwrap().unwrap().result.score.loss
