@@ -49,7 +49,8 @@ def plan(binary, which, more):
 
 
 def replay(plans):
-    """Seconds in which the compute lane has nothing to do, of plans one after the other with the seconds of each step."""
+    """Seconds in which the compute lane has nothing to do, of plans one after the other with the seconds of each step: by the rules of
+    `graph::replay_all`, written again so that what Rust plans and measures is checked by something else."""
     began, ends, left, idle = 0.0, {}, {}, 0.0
     for steps, seconds in plans:
         spans, busy = [], 0.0

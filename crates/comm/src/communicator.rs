@@ -79,7 +79,7 @@ impl Communicator {
         Ok(Self::new(engine, Arc::new(Activity::beside(&self.activity))))
     }
 
-    /// Ranks talk to each other for this, as for a call, so it has its place among calls.
+    /// Splits the group in its place among calls: ranks talk to each other for it, as for a call.
     fn split_engine(&self, colour: usize, key: usize) -> Result<Arc<dyn Engine>, CommError> {
         self.queue.alone(|| self.engine.split(colour, key))
     }

@@ -55,7 +55,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The call is done: whoever waits for it, and the next one, go on.
+    /// Marks a call as done, and wakes who waits for it or has the next one.
     fn finish(&self, ticket: Ticket, started: Instant, failure: Option<CommError>) {
         let finished = Instant::now();
         let mut state = self.lock();
@@ -137,7 +137,7 @@ impl CallQueue {
         self.shared.lock().result(ticket)
     }
 
-    /// Does something else with an engine, which no call uses meanwhile: after those queued before.
+    /// Does something else than a call with an engine, in its place among the calls.
     pub fn alone<R>(&self, work: impl FnOnce() -> R) -> R {
         let (ticket, _) = self.next_alone();
         let started = Instant::now();

@@ -386,8 +386,8 @@ impl Executor {
         &self.collective_times
     }
 
-    /// Ends the run without error, on all ranks, when all that was queued is done. Dropping an executor without this aborts communication, so that no other rank waits
-    /// for it, nor it for another.
+    /// Ends the run without error, on all ranks, when all that was queued is done. Dropping an executor without this aborts
+    /// communication, so that no other rank waits for it, nor it for another.
     pub fn finish(&mut self) {
         // What waits for a rank that is lost would wait for ever: then communication is aborted after all.
         let done = self.synchronise();

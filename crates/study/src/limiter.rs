@@ -326,7 +326,7 @@ fn communication(account: &Account, compared: bool) -> Option<Found> {
     found(share, Cause::Communication, sentence)
 }
 
-/// What spreads communication over more images: more micro-steps for each all-reduce, which spread the optimizer's update, too. From
+/// Advice against exposed communication: more micro-steps for each all-reduce, which spread the optimizer's update, too. From
 /// stage 2 of ZeRO on every micro-step communicates, so that they spread nothing.
 fn less_communication(account: &Account, compared: bool) -> String {
     let Parts { communication, optimizer, .. } = account.mean;

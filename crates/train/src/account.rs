@@ -3,7 +3,7 @@
 //! A step ends with one small all-gather of what every rank measured, so that all of them know the slowest, and
 //! agree on what to do next (to stop, or to divide the work otherwise) without asking.
 
-use comm::{CommError, Communicator, Gathering, Name};
+use comm::{CommError, Communicator, Name, PendingGather};
 use devices::sensors::Sensors;
 use graph::run::{Account as Spent, CollectiveTime};
 use records::{Collective, Parts};
@@ -62,8 +62,9 @@ pub struct Account {
     /// sensors read.
     mine: Vec<f64>,
     all: Vec<f64>,
-    /// Of steps that ended, while their numbers are under way, and buffers for the next.
-    posted: VecDeque<Gathering<f64>>,
+    /// Numbers under way of steps that have ended, oldest first.
+    posted: VecDeque<PendingGather<f64>>,
+    /// Buffers for the next ones: this rank's numbers, and all ranks'.
     spare: Vec<(Vec<f64>, Vec<f64>)>,
     step: Step,
     totals: Vec<Parts>,
@@ -110,7 +111,7 @@ impl Account {
             mine: vec![0.0; width],
             all: vec![0.0; width * ranks],
             posted: VecDeque::with_capacity(2),
-            spare: (0..2).map(|_| (vec![0.0; width], vec![0.0; width * ranks])).collect(),
+            spare: Vec::with_capacity(2),
             step: Step {
                 parts: vec![Parts::default(); ranks],
                 sensors: vec![Sensors::unknown(); ranks],
@@ -159,8 +160,8 @@ impl Account {
         Ok(&self.step)
     }
 
-    /// Ends a step as [`share`](Account::share) does, and doesn't wait for the others, as their numbers come after collectives that the next
-    /// step hides.
+    /// Ends a step as [`share`](Account::share) does, but without waiting for the others: their numbers come behind collectives that the
+    /// next step is to hide.
     pub fn post(&mut self, world: &Communicator, stop: bool, skipped: usize) -> Result<(), CommError> {
         self.end(stop, skipped);
         let (mut mine, all) = self.spare.pop().unwrap_or_else(|| (self.mine.clone(), self.all.clone()));
@@ -169,17 +170,16 @@ impl Account {
         Ok(())
     }
 
-    /// What the others measured in the oldest step that was posted, if one was.
+    /// Takes in what every rank measured in the oldest step that was posted, if one was.
     pub fn receive(&mut self) -> Result<Option<&Step>, CommError> {
         let Some(posted) = self.posted.pop_front() else { return Ok(None) };
         let (mine, all) = posted.wait()?;
-        self.all.copy_from_slice(&all);
-        self.spare.push((mine, all));
+        self.spare.push((mine, std::mem::replace(&mut self.all, all)));
         self.take_in();
         Ok(Some(&self.step))
     }
 
-    /// What this rank has to say of a step that ends now.
+    /// Notes what only the end of a step tells: how long it took, and what this rank has to tell the others.
     fn end(&mut self, stop: bool, skipped: usize) {
         let now = Instant::now();
         self.mine[WALL] = now.duration_since(self.mark).as_secs_f64();

@@ -127,7 +127,7 @@ impl StepBench {
         self.in_flight += 1;
         self.wait(depth - 1)?;
         if depth == 1 && self.device.program().leaves_collectives() {
-            // All calls of a rank have one order.
+            // It comes behind them, as all calls of a rank have one order.
             self.world.barrier(self.world.name("the end of a step"))?;
         }
         let seconds = began.elapsed().as_secs_f64();

@@ -99,7 +99,7 @@ struct Queued {
     began: Instant,
     /// Seconds in which the host waited for images and copied them.
     data: f64,
-    /// What it came to, where that was asked for at its end.
+    /// Result, if the step's account was posted.
     posted: Option<Finished>,
 }
 
@@ -108,8 +108,9 @@ struct Queued {
 pub struct Finished {
     pub step: u64,
     pub result: StepResult,
-    /// When the host began with it, and when it knew what it came to.
+    /// Moment when the host began with it.
     pub began: Instant,
+    /// Moment when the host knew the result.
     pub ended: Instant,
 }
 
@@ -299,9 +300,9 @@ impl<T: Real> Session<T> {
         self.device.depth().max(1) + usize::from(self.in_flight.back().is_some_and(applied))
     }
 
-    /// Of a device that is done with a step when it has run, tells the others what this rank did in it, without waiting for them, if the
-    /// update left collectives under way: all calls of a rank have one order, so that waiting for the others would be waiting for those, which the
-    /// next step is to hide. What they did is then known a step later.
+    /// Posts the account of the step that has just run, if its update left collectives under way, and takes no other rank's in: all calls of
+    /// a rank have one order, so waiting for the others would be waiting for those collectives, which the next step is to hide. Where a device
+    /// has several steps in flight, results come later anyway.
     pub fn post_account(&mut self, stop: bool) -> Result<(), TrainError> {
         if self.device.depth() > 1 || !self.device.program().leaves_collectives() {
             return Ok(());
@@ -318,6 +319,7 @@ impl<T: Real> Session<T> {
         queued.posted.map_or_else(|| self.outcome(&queued), Ok).map(Some)
     }
 
+    /// Waits for a step that was handed to the device, and notes its account.
     fn outcome(&mut self, queued: &Queued) -> Result<Finished, TrainError> {
         let Queued { step, learning_rate, began, data, .. } = *queued;
         let Outcome { stats, control: [_, apply, gradient_norm], scale } = self.device.outcome()?;

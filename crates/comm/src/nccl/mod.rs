@@ -183,8 +183,8 @@ impl Engine for Nccl {
         }
     }
 
-    /// Returns the error of a queued call of this group or a sub-group that has failed since. To be called now and then while the host waits for the device, which
-    /// otherwise might be for ever. Callable from any thread.
+    /// Returns the error of a queued call of this group or a sub-group that has failed since. To be called now and then while the host
+    /// waits for the device, which otherwise might be for ever. Callable from any thread.
     fn check(&self) -> Result<(), CommError> {
         self.handle.check()
     }

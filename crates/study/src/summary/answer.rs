@@ -141,7 +141,7 @@ fn rates(points: &[&Point], all: usize) -> String {
     }
 }
 
-/// What each stage of ZeRO takes and costs against the lowest, at the most ranks; of each series that has as many.
+/// Memory and cost of each stage of ZeRO against the lowest, at the most ranks, of each series that has as many.
 fn stages(series: &[Vec<&Point>]) -> String {
     let ranks = |points: &[&Point]| points[0].settings.ranks;
     let most = series.iter().map(|points| ranks(points)).max().unwrap_or(0);
@@ -161,7 +161,7 @@ fn stages(series: &[Vec<&Point>]) -> String {
     }
 }
 
-/// None if no stage of a series could be compared with its lowest.
+/// Memory and cost of the stages of a series against its lowest; None if no stage could be compared.
 fn above_lowest(points: &[&Point]) -> Option<String> {
     let summary = |point: &Point| point.summary.clone();
     let bytes = |point: &Point| Some(summary(point)?.usage.planned_bytes?.median);

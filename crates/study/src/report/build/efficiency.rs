@@ -18,7 +18,7 @@ fn efficiency(point: &Point) -> Option<&Estimate> {
     point.summary.as_ref()?.efficiency.as_ref()
 }
 
-/// By ranks, and of as many ranks by the stage of ZeRO.
+/// Order of a series: by ranks, then by the stage of ZeRO.
 fn place(point: &Point) -> (usize, u64) {
     (point.settings.ranks, point.settings.stage() as u64)
 }
