@@ -145,8 +145,9 @@ unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 
 impl Context {
-    /// The driver must have been started, and have this GPU.
+    /// The libraries must be there, and the driver have this GPU.
     pub fn open(number: usize) -> Result<Arc<Self>, CudaError> {
+        start()?;
         let device = number as c_int;
         let mut raw = std::ptr::null_mut();
         // SAFETY: writes one handle.

@@ -172,7 +172,6 @@ fn try_every_call(member: &Member) -> Result<(), String> {
     let told = |error: &dyn std::fmt::Display| error.to_string();
     let (rank, size) = (member.place.rank, member.place.world);
     let library = Library::find().map_err(|e| told(&e))?;
-    crate::driver::start().map_err(|e| told(&e))?;
     let context = Context::open(0).map_err(|e| told(&e))?;
     let stream = Stream::new(&context).map_err(|e| told(&e))?;
     let scratch = Block::new(&context, 512, "a test").map_err(|e| told(&e))?;

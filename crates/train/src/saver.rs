@@ -280,8 +280,8 @@ fn joined<R>(thread: JoinHandle<R>) -> R {
 /// Lets threads that train go first, where cores are few.
 fn give_way() {
     #[cfg(target_os = "linux")]
-    // SAFETY: of this thread alone, as Linux numbers threads like processes; a failure costs time.
+    // SAFETY: of this thread alone: on Linux 0 is the calling thread, not its process. A failure costs time.
     unsafe {
-        libc::setpriority(libc::PRIO_PROCESS, libc::gettid() as libc::id_t, 5);
+        libc::setpriority(libc::PRIO_PROCESS, 0, 5);
     }
 }
