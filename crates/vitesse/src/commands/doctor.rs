@@ -154,9 +154,34 @@ fn find_library(names: &[&str]) -> Option<String> {
 fn in_cache(names: &[&str]) -> Option<String> {
     let ldconfig = on_path("ldconfig").unwrap_or_else(|| Path::new("/sbin/ldconfig").to_path_buf());
     let output = Command::new(ldconfig).arg("-p").output().ok()?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    let entry =
-        |name: &&str| text.lines().find(|line| line.trim_start().starts_with(*name)).map(str::to_string);
-    let line = names.iter().find_map(entry)?;
-    line.split_once("=> ").map(|(_, path)| path.to_string())
+    listed(&String::from_utf8_lossy(&output.stdout), names).map(str::to_string)
+}
+
+/// The file of the first name that the linker's list has. The list outlives what was uninstalled or unmounted since it was made.
+fn listed<'a>(list: &'a str, names: &[&str]) -> Option<&'a str> {
+    let files = |name: &&str| {
+        let entries = list.lines().filter(|line| line.trim_start().starts_with(*name));
+        entries.filter_map(|line| Some(line.split_once("=> ")?.1)).find(|file| Path::new(file).is_file())
+    };
+    names.iter().find_map(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use testing::Folder;
+
+    #[test]
+    fn libraries_that_are_listed_and_gone_are_not_found() {
+        let folder = Folder::new("doctor-list");
+        let there = folder.join("libnccl.so.2");
+        std::fs::write(&there, "").unwrap();
+        let there = there.display().to_string();
+        let gone = "\tlibcudnn.so.9 (libc6,x86-64) => /nowhere/libcudnn.so.9";
+        let list = format!(
+            "3 libs found in cache\n\tlibnccl.so.2 (libc6,x86-64) => /nowhere/libnccl.so.2\n\tlibnccl.so.2 (libc6,x86-64) => {there}\n{gone}\n"
+        );
+        assert_eq!(listed(&list, &["libnccl.so", "libnccl.so.2"]), Some(there.as_str()));
+        assert_eq!(listed(&list, &["libcudnn.so.9"]), None);
+    }
 }
