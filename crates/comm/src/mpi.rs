@@ -6,7 +6,7 @@
 use crate::engine::{CommError, Engine};
 use crate::transport::{Received, Sent, Transport, TransportEngine};
 use mpi::ffi;
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -17,6 +17,10 @@ const MESSAGE: usize = 1 << 30;
 const SPIN: Duration = Duration::from_micros(20);
 const YIELD: Duration = Duration::from_micros(200);
 const NAP: Duration = Duration::from_micros(50);
+
+/// Open MPI's sockets between two ranks. With one, an answer that the other rank needs before it sends large data waits behind the large
+/// data of this one, and a link works in one direction at a time: 4 MB take 30 ms over 1 Gbit/s instead of 17.
+const LINKS: &CStr = c"OMPI_MCA_btl_tcp_links";
 
 fn fault(why: impl Into<String>) -> CommError {
     CommError::Engine { engine: "mpi", why: why.into() }
@@ -65,8 +69,11 @@ impl Mpi {
             return Err(CommError::Misuse("MPI was started before in this process".to_string()));
         }
         let mut given = 0;
-        // SAFETY: MPI was not started; null means no arguments. The constants are those of the library.
+        // SAFETY: MPI was not started; null means no arguments. The constants are those of the library. Nothing but this thread
+        // of the process changes its environment.
         unsafe {
+            // A name that the user has set stays as it is.
+            libc::setenv(LINKS.as_ptr(), c"2".as_ptr(), 0);
             let wanted = ffi::RSMPI_THREAD_MULTIPLE;
             let code = ffi::MPI_Init_thread(std::ptr::null_mut(), std::ptr::null_mut(), wanted, &mut given);
             checked("MPI_Init_thread", code)?;
