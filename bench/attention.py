@@ -3,11 +3,12 @@
     python bench/attention.py BINARY OUT [SHAPE ...]
 
 BINARY is the example `attention` of crates/cuda, which says what a SHAPE is. Our own kernels, what the tuner chooses of them and cuDNN's, and PyTorch's are measured in turn, in several
-rounds of which medians are taken: a GPU that gets warm throttles, and what is measured first is ahead. Writes OUT/attention.jsonl, OUT/attention.md and OUT/attention.svg.
+rounds ($ROUNDS) of which medians are taken: a GPU that gets warm throttles, and what is measured first is ahead. Writes OUT/attention.jsonl, OUT/attention.md and OUT/attention.svg.
 """
 
 import json
 import math
+import os
 import pathlib
 import statistics
 import subprocess
@@ -18,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 BACKENDS = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "FlashAttention 2": SDPBackend.FLASH_ATTENTION}
 CEILING = 790  # TFLOP/s of a large bf16 matmul on an H200
-ROUNDS = 5
+ROUNDS = int(os.environ.get("ROUNDS", 5))
 SIDE = torch.cuda.Stream()
 KEYS = ("forward_ms", "backward_ms", "deterministic_backward_ms")
 

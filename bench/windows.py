@@ -5,11 +5,13 @@
 BINARY is the example `attention` of crates/cuda; a SHAPE is BATCH,SIDE,WINDOW,HEADS,window, heads of 32. The peer does what timm's and
 torchvision's blocks do between their two matmuls, in bf16: rolls the map and cuts it into windows, cosine attention with a bias of
 positions and a mask, and back; once by plain matmuls and softmax, once by scaled_dot_product_attention, each compiled. Measured in turn,
-medians of several rounds. Writes OUT/windows.jsonl, OUT/windows.md and OUT/windows.svg.
+medians of several rounds ($ROUNDS). Writes OUT/windows.jsonl, OUT/windows.md and OUT/windows.svg.
+With `compile` instead of BINARY and OUT, the peers of the shapes are compiled and left in PyTorch's cache: one process a shape takes a minute off the measurements.
 """
 
 import json
 import math
+import os
 import pathlib
 import statistics
 import sys
@@ -19,7 +21,7 @@ import torch.nn.functional as F
 
 from attention import SIDE, Ours, Window, parse
 
-ROUNDS = 5
+ROUNDS = int(os.environ.get("ROUNDS", 5))
 HEAD = 32
 
 
@@ -179,7 +181,7 @@ def figure(records):
 
 
 def main(binary, target, *texts):
-    target, ours = pathlib.Path(target), Ours(binary)
+    target, ours = pathlib.Path(target), Ours(binary, False)
     records = []
     with open(target / "windows.jsonl", "w") as lines:
         for text in texts:
@@ -196,4 +198,8 @@ def main(binary, target, *texts):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if sys.argv[1] == "compile":
+        for shape in sys.argv[2:]:
+            peers(shape)
+    else:
+        main(*sys.argv[1:])

@@ -10,19 +10,19 @@ template <typename E> __device__ __forceinline__ void unpack8(const uint4& v, fl
     unpack2<E>(v.w, x[6], x[7]);
 }
 
-// A block has BLOCK rows of a head, eight lanes have one at a time. With SUM also this block's share of the sums over tokens of
-// dK and dV, a row of `sums` (B·⌈T/BLOCK⌉,3C) for every BLOCK tokens: over a row of probabilities, P sums to 1 and dS to 0, so
-// that dV sums to what dO does, and dK to nothing. Grid: B·⌈T/BLOCK⌉·H, 256 threads for every 64 columns.
-template <typename E, int D, bool SUM>
+// A block has ROWS rows of a head, eight lanes have one at a time. With SUM also this block's share of the sums over tokens of
+// dK and dV, a row of `sums` (B·⌈T/ROWS⌉,3C) for every ROWS tokens: over a row of probabilities, P sums to 1 and dS to 0, so
+// that dV sums to what dO does, and dK to nothing. Grid: B·⌈T/ROWS⌉·H, 256 threads for every 64 columns.
+template <typename E, int D, int ROWS, bool SUM>
 __global__ void __launch_bounds__(256 * ceil_div(D, 64)) flash_grad_start(const E* __restrict__ out, const E* __restrict__ dout,
                                                         const float* __restrict__ lse, u32* __restrict__ turns,
                                                         float* __restrict__ log_sums, float* __restrict__ deltas,
                                                         float* __restrict__ sums, int tokens, int heads, int turn_count) {
-    constexpr int UNITS = ceil_div(D, 64), THREADS = 256 * UNITS, AT_ONCE = THREADS / 8, ROUNDS = BLOCK / AT_ONCE;
+    constexpr int UNITS = ceil_div(D, 64), THREADS = 256 * UNITS, AT_ONCE = THREADS / 8, ROUNDS = ROWS / AT_ONCE;
     const i64 index = (i64)blockIdx.x * THREADS + threadIdx.x;
     if (index < turn_count) turns[index] = 0;
-    const int lane = threadIdx.x % 8, h = blockIdx.x % heads, piece = blockIdx.x / heads, pieces = ceil_div(tokens, BLOCK);
-    const int sample = piece / pieces, first = piece % pieces * BLOCK + threadIdx.x / 8;
+    const int lane = threadIdx.x % 8, h = blockIdx.x % heads, piece = blockIdx.x / heads, pieces = ceil_div(tokens, ROWS);
+    const int sample = piece / pieces, first = piece % pieces * ROWS + threadIdx.x / 8;
     const i64 head = (i64)sample * heads + h;
     uint4 x[ROUNDS][UNITS], y[ROUNDS][UNITS];
     float log_sum[ROUNDS];
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(256 * ceil_div(D, 64)) flash_grad_start(const 
 #pragma unroll
         for (int step = 1; step < 8; step *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
         if (lane == 0) {
-            const i64 to = head * pieces * BLOCK + first + AT_ONCE * r;
+            const i64 to = head * pieces * ROWS + first + AT_ONCE * r;
             deltas[to] = sum;
             log_sums[to] = log_sum[r];
         }

@@ -57,6 +57,8 @@ sources! {
     AttentionFlashGrad = "attention_flash_grad.cu", 200;
     /// First and last kernels of its backward.
     AttentionFlashEnds = "attention_flash_ends.cu", 30;
+    /// Its backward where heads are few.
+    AttentionSides = "attention_sides.cu", 100;
     /// Sums that cuDNN's attention doesn't compute.
     AttentionSums = "attention_sums.cu", 8;
     /// Attention without tensor cores.

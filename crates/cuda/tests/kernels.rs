@@ -2,7 +2,9 @@
 
 use cuda::action::{Facts, Kernel};
 use cuda::compile::{Arch, compile_all, nvrtc_version, supported};
-use cuda::steps::{attention, attention_flash, attention_hopper, attention_plain, attention_tf32};
+use cuda::steps::{
+    attention, attention_flash, attention_hopper, attention_plain, attention_sides, attention_tf32,
+};
 use cuda::steps::{batch_norm, channels, conv, hopper, loss, maps, norm_add, position_bias, prepare, resize};
 use cuda::steps::{resized_loss, rows, scaling, tokens, update, weights, windows, windows_plain};
 use std::collections::BTreeSet;
@@ -25,6 +27,7 @@ fn kernels(facts: &Facts) -> BTreeSet<Kernel> {
         attention_flash::kernels(facts),
         attention_hopper::kernels(facts),
         attention_plain::kernels(),
+        attention_sides::kernels(facts),
         attention_tf32::kernels(facts),
         windows::kernels(facts),
         windows_plain::kernels(),

@@ -3,7 +3,7 @@
 //! Legend: B batch, H heads, T tokens, D head size, C = H·D; a tile is 16 tokens.
 
 use super::rows::singles;
-use super::{attention_flash, attention_hopper, attention_plain, attention_tf32};
+use super::{attention_flash, attention_hopper, attention_plain, attention_sides, attention_tf32};
 use crate::action::{
     Action, Arg, Attention, AttentionBackward, AttentionForward, Facts, Kernel, Launch, Operand, PartialSum,
     Source, StepContext, c_type,
@@ -54,6 +54,7 @@ impl Sizes {
         let of_sample = match way {
             KernelFamily::Resident | KernelFamily::HalfPrecision => 1,
             KernelFamily::Flash => attention_flash::pieces(self),
+            KernelFamily::Sides => attention_sides::pieces(self),
             KernelFamily::Tf32 => attention_tf32::sums(self, facts),
             KernelFamily::Plain => attention_plain::pieces(self),
         };
@@ -94,6 +95,7 @@ pub fn actions(cx: &StepContext<'_>) -> Result<Vec<Action>, CudaError> {
         (KernelFamily::Resident, true) => one(attention_hopper::gradient(cx, &sizes, element, sum)),
         (KernelFamily::Flash, false) => Some(vec![attention_flash::forward(cx, &sizes, variant)]),
         (KernelFamily::Flash, true) => Some(attention_flash::gradient(cx, &sizes, variant, sum)),
+        (KernelFamily::Sides, _) => Some(attention_sides::gradient(cx, &sizes, variant, sum)),
         (KernelFamily::HalfPrecision, false) => one(forward(cx, &sizes, variant)),
         (KernelFamily::HalfPrecision, true) => one(gradient(cx, &sizes, variant, sum)),
         (KernelFamily::Tf32, false) => Some(vec![attention_tf32::forward(cx, &sizes, drop)]),
@@ -139,7 +141,11 @@ fn attended(cx: &StepContext<'_>, sizes: &Sizes, backward: bool) -> Option<Atten
 
 /// Sums over tokens of cuDNN's results, in as many rows as our kernels leave.
 fn sums_after(cx: &StepContext<'_>, sizes: &Sizes, way: KernelFamily, element: &str) -> Launch {
-    let piece = if way == KernelFamily::Flash { attention_flash::BLOCK } else { sizes.tokens };
+    let piece = match way {
+        KernelFamily::Flash => attention_flash::BLOCK,
+        KernelFamily::Sides => attention_sides::SIDE,
+        _ => sizes.tokens,
+    };
     let channels = sizes.heads * sizes.head;
     let [dqkv, dout] = [cx.output(0), cx.input(3)].map(|operand| Arg::Pointer(operand.address));
     let mut args = vec![dqkv, dout, Arg::Pointer(cx.parts)];
@@ -169,6 +175,8 @@ enum KernelFamily {
     Resident,
     /// Half precision by Hopper's warpgroups, any number of tokens.
     Flash,
+    /// The same where heads are few, backward only.
+    Sides,
     /// Half precision by tensor cores.
     HalfPrecision,
     /// f32, rounded to tf32 for tensor cores.
@@ -179,6 +187,9 @@ enum KernelFamily {
 
 impl KernelFamily {
     fn of(sizes: &Sizes, dtype: DType, tf32: bool, drop: bool, backward: bool, facts: &Facts) -> Self {
+        if backward && attention_sides::takes(sizes, dtype, drop, facts) {
+            return KernelFamily::Sides;
+        }
         // Forward, few heads are faster in pieces, on more multiprocessors.
         let whole = backward || attention_flash::few(sizes).is_none();
         if !drop && whole && attention_hopper::takes(sizes, dtype, facts) {
@@ -384,8 +395,10 @@ pub fn scratch(op: &Op, inputs: &[&Type], _outputs: &[&Type]) -> usize {
     let dtype = inputs[0].dtype;
     let squares = if dtype == DType::F32 || sizes.tiles() <= ALWAYS_ONE_SQUARE { 0 } else { partial };
     let resident = drop.is_none() && attention_hopper::takes(&sizes, dtype, &Facts::h200());
-    let flash = if resident { 0 } else { attention_flash::scratch(&sizes, dtype, drop.is_some()) };
-    sums.max(squares).max(flash)
+    let sides = attention_sides::scratch(&sizes, dtype, drop.is_some());
+    let flash =
+        if resident || sides > 0 { 0 } else { attention_flash::scratch(&sizes, dtype, drop.is_some()) };
+    sums.max(squares).max(flash).max(sides)
 }
 
 /// Instances that occur on a GPU, each with the least compute capability it needs (80 is 8.0).

@@ -15,7 +15,7 @@ const STORED: usize = 16;
 /// Bytes that the heads of a group may have in the L2 cache: their queries, dO and f32 dQ.
 const GROUP_BYTES: usize = 24 << 20;
 /// Multiprocessors that copies of dQ are counted for: which GPU it will be isn't known when memory is planned.
-const PROCESSORS: usize = 132;
+pub(super) const PROCESSORS: usize = 132;
 /// Bytes that copies of dQ may have.
 const COPY_BYTES: usize = 64 << 20;
 /// Bytes that more than two copies may have for each block of a head's keys: the last kernel reads all copies, and the main kernel takes
@@ -53,12 +53,12 @@ fn fills(sizes: &Sizes) -> bool {
     sizes.total() as f64 >= FILLED * (rounds * PROCESSORS) as f64
 }
 
-fn strips(sizes: &Sizes) -> usize {
+pub(super) fn strips(sizes: &Sizes) -> usize {
     sizes.head.div_ceil(64)
 }
 
 /// Queries, keys and values as (batch, tokens, 3·heads, head size), in boxes of `rows` tokens.
-fn map(operand: &Operand, sizes: &Sizes, heads: usize, rows: usize) -> Arg {
+pub(super) fn map(operand: &Operand, sizes: &Sizes, heads: usize, rows: usize) -> Arg {
     let sizes = [sizes.batch, sizes.tokens, heads, sizes.head];
     Arg::Heads(HeadMap { address: operand.address, dtype: operand.dtype, sizes, rows: rows as u32 })
 }
@@ -234,7 +234,7 @@ impl Gradient {
         let sums = sum && (drop || *whole);
         let cut = format!("{halves}, {ahead}, {later}, {lone}, {copies}, {whole}, {drop}, {sums}");
         [
-            Kernel::new(ends, format!("flash_grad_start<{element}, {head}, {sum}>")),
+            start_kernel(element, sizes, BLOCK, sum),
             Kernel::new(grad, format!("flash_grad<{element}, {head}, {cut}>")),
             Kernel::new(ends, format!("flash_grad_end<{element}, {head}, {halves}, {sum}>")),
         ]
@@ -269,14 +269,38 @@ pub(super) fn scratch(sizes: &Sizes, dtype: DType, drop: bool) -> usize {
     if takes_heads(sizes, dtype) { Scratch::of(sizes, drop).end } else { 0 }
 }
 
+pub(super) fn start_kernel(element: &str, sizes: &Sizes, rows: usize, sum: bool) -> Kernel {
+    let name = format!("flash_grad_start<{element}, {}, {rows}, {sum}>", sizes.head);
+    Kernel::new(Source::AttentionFlashEnds, name)
+}
+
+/// The first launch: log-sum-exps and rowsum(dO ∘ O) for a multiple of `rows` tokens; some words become zeros.
+pub(super) fn start(
+    cx: &StepContext<'_>,
+    sizes: &Sizes,
+    (element, rows, sum): (&str, usize, bool),
+    [turns, log_sums, deltas]: [Arg; 3],
+    zeros: usize,
+) -> Launch {
+    let number = |n: usize| Arg::I32(n as i32);
+    let [out, lse, dout] = [1, 2, 3].map(|i| Arg::Pointer(cx.input(i).address));
+    let (tokens, heads, sums) = (number(sizes.tokens), number(sizes.heads), Arg::Pointer(cx.parts));
+    Launch {
+        kernel: start_kernel(element, sizes, rows, sum),
+        grid: [(sizes.total() * sizes.tokens.div_ceil(rows)) as u32, 1, 1],
+        block: 256 * strips(sizes) as u32,
+        shared: 0,
+        args: vec![out, dout, lse, turns, log_sums, deltas, sums, tokens, heads, number(zeros)],
+    }
+}
+
 pub(super) fn gradient(cx: &StepContext<'_>, sizes: &Sizes, variant: Variant<'_>, sum: bool) -> Vec<Launch> {
     let Variant { element, drop } = variant;
     let cut = Gradient::choose(sizes, drop.is_some());
-    let [start, main, end] = cut.kernels(element, sizes, drop.is_some(), sum);
+    let [_, main, end] = cut.kernels(element, sizes, drop.is_some(), sum);
     let parts = Scratch::of(sizes, drop.is_some());
     let number = |n: usize| Arg::I32(n as i32);
     let [tokens, heads, total] = [sizes.tokens, sizes.heads, sizes.total()].map(number);
-    let [out, lse, dout] = [1, 2, 3].map(|i| Arg::Pointer(cx.input(i).address));
     let [turns, log_sums, deltas, dq] = [0, parts.log_sums, parts.deltas, parts.dq]
         .map(|offset| Arg::Pointer(cx.scratch + offset as Address));
     let (dqkv, sums) = (Arg::Pointer(cx.output(0).address), Arg::Pointer(cx.parts));
@@ -293,13 +317,7 @@ pub(super) fn gradient(cx: &StepContext<'_>, sizes: &Sizes, variant: Variant<'_>
     args.extend([turns, log_sums, deltas, dq, tokens, heads, total]);
     args.extend([number(cut.group(sizes)), number(cut.copies_log(sizes) as usize), sums, dqkv]);
     args.extend(drop_args(cx, drop));
-    let start = Launch {
-        kernel: start,
-        grid: [blocks as u32, 1, 1],
-        block: 256 * strips(sizes) as u32,
-        shared: 0,
-        args: vec![out, dout, lse, turns, log_sums, deltas, sums, tokens, heads, number(parts.turns)],
-    };
+    let start = start(cx, sizes, (element, BLOCK, sum), [turns, log_sums, deltas], parts.turns);
     let main = Launch {
         kernel: main,
         grid: [items.min(cx.facts.processors as usize) as u32, 1, 1],

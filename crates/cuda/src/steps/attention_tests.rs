@@ -51,7 +51,7 @@ fn vit_b_on_an_h200() {
     assert_eq!((backward.grid, backward.block, backward.shared), ([132, 1, 1], 256, 217_984));
     // With dropout, as heads of any length.
     assert_eq!(vit_b(false, DROP).kernel.name, "attention_flash<bf16, 64, 2, 128, 80, 2, false, true>");
-    assert_eq!(vit_b(true, DROP).kernel.name, "flash_grad_start<bf16, 64, true>");
+    assert_eq!(vit_b(true, DROP).kernel.name, "flash_grad_start<bf16, 64, 128, true>");
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn any_length_and_head_size_is_taken_by_hopper() {
         assert_eq!(launches(batch, tokens, head, dtype, false), named(expected), "{tokens} {head}");
     }
     let backward = launches(2, 577, 64, DType::Bf16, true);
-    assert_eq!(backward, ("flash_grad_start<bf16, 64, true>".to_string(), 6 * 5, 256));
+    assert_eq!(backward, ("flash_grad_start<bf16, 64, 64, true>".to_string(), 6 * 10, 256));
 }
 
 #[test]
@@ -190,17 +190,17 @@ fn cudnn_is_given_the_same_heads() {
     assert_eq!((attended.qkv, attended.out, attended.log_sums), (1 << 12, 2 << 12, 3 << 12));
     let gradient = AttentionBackward { dout: 4 << 12, dqkv: 5 << 12, deltas: 7 << 12 };
     assert_eq!(attended.gradient, Some(gradient));
-    assert_eq!(own.len(), 3);
-    // Its sums go where ours do: a row for every 128 tokens.
+    assert_eq!(own.len(), 2);
+    // Its sums go where ours do: a row for every 64 tokens.
     let after = after.as_ref().unwrap();
     assert_eq!(after.kernel.name, "attention_sums<bf16>");
-    assert_eq!((after.grid, sum.rows, sum.columns), ([9, 12, 1], 9, 3 * 768));
+    assert_eq!((after.grid, sum.rows, sum.columns), ([17, 12, 1], 17, 3 * 768));
     assert_eq!(after.args[2], Arg::Pointer(sum.parts));
     // Heads that are wholly in shared memory leave one row for each sample.
-    let actions = made(&Facts::h200(), DType::F16, [3, 197, 12, 64], true);
+    let actions = made(&Facts::h200(), DType::F16, [8, 197, 12, 64], true);
     let [Action::Attention(attention), Action::Sum(sum)] = &actions[..] else { panic!("{actions:?}") };
     let after = attention.after.as_ref().unwrap();
-    assert_eq!((after.grid[0], sum.rows), (3, 3));
+    assert_eq!((after.grid[0], sum.rows), (8, 8));
     assert_eq!(after.args[5], Arg::I32(197));
 }
 

@@ -7,6 +7,7 @@ pub mod attention;
 pub mod attention_flash;
 pub mod attention_hopper;
 pub mod attention_plain;
+pub mod attention_sides;
 pub mod attention_tf32;
 pub mod batch_norm;
 pub mod channels;
