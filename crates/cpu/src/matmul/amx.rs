@@ -13,6 +13,8 @@
 
 #[cfg(test)]
 mod plain;
+#[cfg(test)]
+mod precision;
 mod split;
 #[cfg(test)]
 mod tests;

@@ -3,13 +3,13 @@ use super::*;
 use crate::kernels::testing::*;
 
 /// A matrix of m × n in rows or columns that are longer than it needs.
-struct Placed {
-    data: Vec<f32>,
-    at: (usize, usize),
+pub struct Placed {
+    pub data: Vec<f32>,
+    pub at: (usize, usize),
 }
 
 impl Placed {
-    fn new((m, n): (usize, usize), by_columns: bool, numbers: impl Fn(usize, usize) -> f32) -> Self {
+    pub fn new((m, n): (usize, usize), by_columns: bool, numbers: impl Fn(usize, usize) -> f32) -> Self {
         let stride = if by_columns { m } else { n } + 5;
         let at = if by_columns { (1, stride) } else { (stride, 1) };
         let mut data = vec![-7.0; stride * if by_columns { n } else { m }];
@@ -22,17 +22,17 @@ impl Placed {
         Placed::new((m, n), by_columns, |i, j| numbers[i * n + j])
     }
 
-    fn matrix(&self) -> Matrix<f32> {
+    pub fn matrix(&self) -> Matrix<f32> {
         Matrix { ptr: self.data.as_ptr().cast_mut(), row_stride: self.at.0, col_stride: self.at.1 }
     }
 
-    fn number(&self, i: usize, j: usize) -> f32 {
+    pub fn number(&self, i: usize, j: usize) -> f32 {
         self.data[i * self.at.0 + j * self.at.1]
     }
 }
 
 /// c + a·b or a·b, with what lies between the rows of c.
-fn made<E: Engine>(
+pub fn made<E: Engine>(
     (m, n, k): (usize, usize, usize),
     c: &Placed,
     a: &Placed,
@@ -46,7 +46,7 @@ fn made<E: Engine>(
     data
 }
 
-fn has_bf16() -> bool {
+pub fn has_bf16() -> bool {
     is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512dq")
 }
 
