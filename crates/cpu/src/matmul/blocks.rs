@@ -52,11 +52,11 @@ struct Packed {
 
 /// The right side of a matmul, which is the same for as long as `moment` is.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Right {
-    pub moment: u64,
-    pub at: *const f32,
-    pub strides: (usize, usize),
-    pub sizes: (usize, usize),
+struct Right {
+    moment: u64,
+    at: *const f32,
+    strides: (usize, usize),
+    sizes: (usize, usize),
 }
 
 impl Packed {

@@ -77,7 +77,7 @@ pub unsafe fn matmul_at<T: Float>(
         // SAFETY: passed on to the caller; `in_tiles` knows the CPU.
         return unsafe {
             match tiles {
-                Tiles::Amx => amx::matmul::<amx::Amx>((m, n, k), c, a, b, add, moment),
+                Tiles::Amx => amx::matmul::<amx::Amx>((m, n, k), c, a, b, add),
                 Tiles::Avx512 => blocks::matmul((m, n, k), c, a, b, add, moment),
             }
         };

@@ -1,7 +1,7 @@
 //! Tiles in plain Rust: the same numbers as AMX makes, as the manual of its instructions says.
 
 use super::super::Matrix;
-use super::{BLOCK, Engine, PARTS, STEP, TILE, TILE_LEN, Work, ranges, split};
+use super::{Engine, PARTS, STEP, TILE, TILE_LEN, Work, split};
 
 /// Packs one number after the other.
 pub struct Plain;
@@ -16,11 +16,8 @@ impl Engine for Plain {
     }
 
     unsafe fn pack_right(k: usize, cols: usize, b: Matrix<f32>, out: *mut u16) {
-        for panel in ranges(cols, BLOCK) {
-            let out = out.wrapping_add(panel.start * k.next_multiple_of(STEP) * PARTS);
-            // SAFETY: passed on to the caller.
-            unsafe { pack_as_right((k, panel.len()), b.from(0, panel.start), out) };
-        }
+        // SAFETY: passed on to the caller.
+        unsafe { pack_as_right((k, cols), b, out) };
     }
 
     unsafe fn begin() {}

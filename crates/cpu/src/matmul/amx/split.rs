@@ -5,7 +5,7 @@
 
 use super::super::Matrix;
 use super::super::blocks::transpose;
-use super::{BLOCK, PARTS, STEP, TILE, TILE_LEN, ranges};
+use super::{PARTS, STEP, TILE, TILE_LEN, ranges};
 use std::arch::x86_64::*;
 
 /// Numbers of a tile, before they are split.
@@ -53,12 +53,9 @@ pub unsafe fn pack_left(k: usize, rows: usize, a: Matrix<f32>, out: *mut u16) {
 /// Conditions of [`Engine::pack_right`](super::Engine::pack_right), on a CPU with AVX-512 (F, VL, BW, DQ, BF16).
 #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx512bf16,avx2,fma")]
 pub unsafe fn pack_right(k: usize, cols: usize, b: Matrix<f32>, out: *mut u16) {
-    let steps = k.div_ceil(STEP);
+    let tiles = cols.div_ceil(TILE);
     for (step, deep) in ranges(k, STEP).enumerate() {
-        for across in ranges(cols, TILE) {
-            let (panel, tile) = (across.start / BLOCK * BLOCK, across.start % BLOCK / TILE);
-            let tiles = (cols - panel).min(BLOCK).div_ceil(TILE);
-            let out = out.wrapping_add(panel * steps * STEP * PARTS);
+        for (tile, across) in ranges(cols, TILE).enumerate() {
             let out = out.wrapping_add((step * PARTS * tiles + tile) * TILE_LEN);
             let from = b.from(deep.start, across.start);
             // SAFETY: within b; there is room for whole tiles.
@@ -66,8 +63,8 @@ pub unsafe fn pack_right(k: usize, cols: usize, b: Matrix<f32>, out: *mut u16) {
                 if b.col_stride == 1 && deep.len() == STEP && across.len() == TILE {
                     for row in 0..TILE {
                         let (x, y) = (from.from(row, 0).ptr, from.from(row + TILE, 0).ptr);
-                        _mm_prefetch::<_MM_HINT_T0>(x.wrapping_add(64).cast());
-                        _mm_prefetch::<_MM_HINT_T0>(y.wrapping_add(64).cast());
+                        _mm_prefetch::<_MM_HINT_T0>(x.wrapping_add(STEP * b.row_stride).cast());
+                        _mm_prefetch::<_MM_HINT_T0>(y.wrapping_add(STEP * b.row_stride).cast());
                         put(_mm512_loadu_ps(x), _mm512_loadu_ps(y), row, tiles, out);
                     }
                     continue;

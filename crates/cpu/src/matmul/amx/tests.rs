@@ -42,7 +42,7 @@ pub fn made<E: Engine>(
     let mut data = c.data.clone();
     let to = Matrix { ptr: data.as_mut_ptr(), ..c.matrix() };
     // SAFETY: three arrays that hold as much; engines that the CPU has.
-    unsafe { matmul::<E>((m, n, k), to, a.matrix(), b.matrix(), add, None) };
+    unsafe { matmul::<E>((m, n, k), to, a.matrix(), b.matrix(), add) };
     data
 }
 
@@ -54,8 +54,8 @@ fn has_tiles() -> bool {
     crate::kernels::level() == crate::kernels::Level::Amx
 }
 
-/// In and beside whole tiles, blocks, steps, ranges of k and of columns, and packed rows.
-const SIZES: [(usize, usize, usize); 12] = [
+/// In and beside whole tiles, blocks, steps, ranges of k, and rows that are packed.
+const SIZES: [(usize, usize, usize); 13] = [
     (32, 32, 32),
     (1, 1, 1),
     (16, 48, 64),
@@ -63,7 +63,8 @@ const SIZES: [(usize, usize, usize); 12] = [
     (48, 16, 31),
     (70, 45, 200),
     (33, 400, 33),
-    (15, 20, 530),
+    (15, 20, 650),
+    (530, 20, 330),
     (600, 34, 40),
     (50, 66, 128),
     (31, 15, 96),

@@ -158,12 +158,15 @@ macro_rules! store {
     };
 }
 
-/// Instructions that fetch four lines ahead.
-macro_rules! lines {
-    ($how:literal, $at:literal) => {
+/// Instructions that fetch two lines each of three rows, and go on.
+macro_rules! ahead {
+    () => {
         concat!(
-            $how, " byte ptr [{", $at, "}]\n", $how, " byte ptr [{", $at, "} + 64]\n",
-            $how, " byte ptr [{", $at, "} + 128]\n", $how, " byte ptr [{", $at, "} + 192]\n",
+            "prefetcht1 byte ptr [{ahead}]\nprefetcht1 byte ptr [{ahead} + 64]\n",
+            "prefetcht1 byte ptr [{ahead} + {gap}]\nprefetcht1 byte ptr [{ahead} + {gap} + 64]\n",
+            "lea {ahead}, [{ahead} + 2 * {gap}]\n",
+            "prefetcht1 byte ptr [{ahead}]\nprefetcht1 byte ptr [{ahead} + 64]\n",
+            "add {ahead}, {gap}\n",
         )
     };
 }
@@ -206,15 +209,12 @@ macro_rules! block {
                     "mov {a}, qword ptr [{work} + {a_at}]",
                     "mov {b}, qword ptr [{work} + {b_at}]",
                     "mov {next}, qword ptr [{work} + {next_at}]",
-                    "mov {near}, qword ptr [{work} + {near_at}]",
-                    "mov {far}, qword ptr [{work} + {far_at}]",
+                    "mov {ahead}, qword ptr [{work} + {ahead_at}]",
+                    "mov {gap}, qword ptr [{work} + {ahead_gap}]",
                     "mov {steps}, qword ptr [{work} + {depth}]",
                     "mov {line}, 64",
                     "4:",
-                    lines!("prefetcht1", "near"),
-                    lines!("prefetcht1", "far"),
-                    "add {near}, qword ptr [{work} + {near_by}]",
-                    "add {far}, qword ptr [{work} + {far_by}]",
+                    ahead!(),
                     rows!("next"),
                     rows!("next"),
                     step!($name),
@@ -223,13 +223,12 @@ macro_rules! block {
                     sums!(store, $name),
                     work = in(reg) work,
                     c = out(reg) _, stride = out(reg) _, below = out(reg) _, a = out(reg) _, b = out(reg) _,
-                    next = out(reg) _, near = out(reg) _, far = out(reg) _, steps = out(reg) _, line = out(reg) _,
+                    next = out(reg) _, ahead = out(reg) _, gap = out(reg) _, steps = out(reg) _, line = out(reg) _,
                     c_at = const offset_of!(Work, c), c_stride = const offset_of!(Work, stride),
                     adds = const offset_of!(Work, add), depth = const offset_of!(Work, steps),
                     a_at = const offset_of!(Work, a), b_at = const offset_of!(Work, b),
                     next_at = const offset_of!(Work, next),
-                    near_at = const offset_of!(Work, near.at), near_by = const offset_of!(Work, near.step),
-                    far_at = const offset_of!(Work, far.at), far_by = const offset_of!(Work, far.step),
+                    ahead_at = const offset_of!(Work, ahead.at), ahead_gap = const offset_of!(Work, ahead.gap),
                     out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
                     out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
                     options(nostack),
