@@ -140,8 +140,9 @@ pub fn suits(sizes: (usize, usize, usize), c: Matrix<f32>, a: Matrix<f32>, b: Ma
     is_large(sizes) && c.col_stride == 1 && is_contiguous(a) && is_contiguous(b)
 }
 
+/// Numbers of both sides are packed for m·n/(m+n) multiply-adds each: it takes 64 of them to pay.
 pub fn is_large((m, n, k): (usize, usize, usize)) -> bool {
-    m >= BLOCK && n >= BLOCK && k >= STEP
+    m * n >= 64 * (m + n) && k >= 96
 }
 
 /// Large matmul.
@@ -195,6 +196,8 @@ impl Sweep {
         let (m, n, k) = self.sizes;
         let steps = k.div_ceil(STEP);
         let left = |row: usize| self.left.wrapping_add(row * steps * STEP * PARTS);
+        split::fetch(self.a, (BLOCK.min(m), k));
+        split::fetch(self.b, (k, BLOCK.min(n)));
         for rows in ranges(m, BLOCK) {
             // SAFETY: within a, and within the rows that there is room to pack.
             unsafe { E::pack_left(k, rows.len(), self.a.from(rows.start, 0), left(rows.start)) };

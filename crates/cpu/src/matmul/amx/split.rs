@@ -5,13 +5,30 @@
 
 use super::super::Matrix;
 use super::super::blocks::transpose;
-use super::{PARTS, STEP, TILE, TILE_LEN, ranges};
+use super::{BLOCK, PARTS, STEP, TILE, TILE_LEN, ranges};
 use std::arch::x86_64::*;
 
 /// Numbers of a tile, before they are split.
 #[repr(align(64))]
 struct Numbers([f32; TILE_LEN]);
 
+/// Fetches lines of a part of a matrix into the second cache level.
+pub fn fetch(x: Matrix<f32>, (rows, cols): (usize, usize)) {
+    let (x, rows, cols) = if x.col_stride == 1 { (x, rows, cols) } else { (x.transposed(), cols, rows) };
+    (0..rows).for_each(|row| (0..cols).step_by(LINE).for_each(|col| fetch_line(x.from(row, col).ptr)));
+}
+
+/// Numbers of a line of the cache.
+const LINE: usize = 16;
+
+#[inline]
+fn fetch_line(at: *const f32) {
+    // SAFETY: no access, whatever the address.
+    unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) };
+}
+
+/// Packs rows, and fetches those below.
+///
 /// # Safety
 /// Conditions of [`Engine::pack_left`](super::Engine::pack_left), on a CPU with AVX-512 (F, VL, BW, DQ, BF16).
 #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx512bf16,avx2,fma")]
@@ -23,18 +40,23 @@ pub unsafe fn pack_left(k: usize, rows: usize, a: Matrix<f32>, out: *mut u16) {
             let out = out.wrapping_add((step * PARTS * tiles + tile) * TILE_LEN);
             // SAFETY: within a; there is room for whole tiles.
             unsafe {
-                if a.col_stride == 1 && deep.len() == STEP && down.len() == TILE {
+                if a.col_stride == 1 && deep.len() == STEP {
                     for row in 0..TILE {
-                        let x = from.from(row, 0).ptr;
-                        _mm_prefetch::<_MM_HINT_T0>(x.wrapping_add(4 * STEP).cast());
-                        _mm_prefetch::<_MM_HINT_T0>(x.wrapping_add(4 * STEP + 16).cast());
-                        put(_mm512_loadu_ps(x), _mm512_loadu_ps(x.add(TILE)), row, tiles, out);
+                        if row < down.len() {
+                            let x = from.from(row, 0).ptr;
+                            fetch_line(from.from(row + BLOCK, 0).ptr);
+                            fetch_line(from.from(row + BLOCK, TILE).ptr);
+                            put(_mm512_loadu_ps(x), _mm512_loadu_ps(x.add(TILE)), row, tiles, out);
+                        } else {
+                            put(_mm512_setzero_ps(), _mm512_setzero_ps(), row, tiles, out);
+                        }
                     }
                     continue;
                 }
                 let mut numbers = Numbers([0.0; TILE_LEN]);
                 let to = numbers.0.as_mut_ptr();
                 if a.row_stride == 1 && deep.len() == STEP && down.len() == TILE {
+                    (0..STEP).for_each(|k| fetch_line(from.from(BLOCK, k).ptr));
                     transpose(from.ptr, a.col_stride, to, STEP);
                     transpose(from.from(0, TILE).ptr, a.col_stride, to.add(TILE), STEP);
                 } else {
@@ -63,8 +85,6 @@ pub unsafe fn pack_right(k: usize, cols: usize, b: Matrix<f32>, out: *mut u16) {
                 if b.col_stride == 1 && deep.len() == STEP && across.len() == TILE {
                     for row in 0..TILE {
                         let (x, y) = (from.from(row, 0).ptr, from.from(row + TILE, 0).ptr);
-                        _mm_prefetch::<_MM_HINT_T0>(x.wrapping_add(STEP * b.row_stride).cast());
-                        _mm_prefetch::<_MM_HINT_T0>(y.wrapping_add(STEP * b.row_stride).cast());
                         put(_mm512_loadu_ps(x), _mm512_loadu_ps(y), row, tiles, out);
                     }
                     continue;

@@ -175,11 +175,11 @@ macro_rules! ahead {
 macro_rules! rows {
     ($at:literal) => {
         concat!(
-            "prefetcht0 byte ptr [{", $at, "}]\nprefetcht0 byte ptr [{", $at, "} + 64]\n",
-            "prefetcht0 byte ptr [{", $at, "} + {stride}]\nprefetcht0 byte ptr [{", $at, "} + {stride} + 64]\n",
+            "prefetcht1 byte ptr [{", $at, "}]\nprefetcht1 byte ptr [{", $at, "} + 64]\n",
+            "prefetcht1 byte ptr [{", $at, "} + {stride}]\nprefetcht1 byte ptr [{", $at, "} + {stride} + 64]\n",
             "lea {", $at, "}, [{", $at, "} + 2 * {stride}]\n",
-            "prefetcht0 byte ptr [{", $at, "}]\nprefetcht0 byte ptr [{", $at, "} + 64]\n",
-            "prefetcht0 byte ptr [{", $at, "} + {stride}]\nprefetcht0 byte ptr [{", $at, "} + {stride} + 64]\n",
+            "prefetcht1 byte ptr [{", $at, "}]\nprefetcht1 byte ptr [{", $at, "} + 64]\n",
+            "prefetcht1 byte ptr [{", $at, "} + {stride}]\nprefetcht1 byte ptr [{", $at, "} + {stride} + 64]\n",
             "lea {", $at, "}, [{", $at, "} + 2 * {stride}]\n",
         )
     };
