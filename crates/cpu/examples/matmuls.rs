@@ -24,6 +24,7 @@ fn main() {
     let threads = args.next().map_or(1, |n| n.parse::<usize>().expect("a number of threads"));
     let given: Vec<String> = args.collect();
     let shapes = if given.is_empty() { SHAPES.to_string() } else { given.join(" ") };
+    limit(Level::Amx);
     let best = level();
     println!("{threads} threads, {:?} and {best:?}, GFLOP/s of a thread: medians (best)", Level::Avx512);
     for shape in shapes.split_whitespace() {

@@ -87,7 +87,7 @@ impl<T: Float> Executor<T> {
     /// variances, which start at one, and their averages, which start equal to them.
     pub fn new(program: Program, options: Options) -> Result<Self, CpuError> {
         let Options { threads, seed, comm } = options;
-        kernels::allowed().map_err(CpuError::Level)?;
+        kernels::check_level()?;
         let pool = Pool::new(threads).map_err(|source| CpuError::Threads { threads, source })?;
         let arena = arena_of(&program)?;
         let state_block = allocate_states::<T>(&program.states)?;

@@ -4,6 +4,7 @@
 //! for each [`Level`], and the level is picked at run time. On other architectures only the baseline exists
 //! (on aarch64 that is NEON with fused multiply-add).
 
+use crate::error::CpuError;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -21,13 +22,14 @@ const LEVELS: [Level; 4] = [Level::Baseline, Level::Avx2, Level::Avx512, Level::
 /// Flag: the baseline target has a fused multiply-add; without one `mul_add` is a slow library call.
 pub(crate) const BASELINE_FMA: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
 
-/// Environment variable with the highest level that may be used, to have the numbers of another machine.
-pub const VARIABLE: &str = "VITESSE_SIMD";
+/// Environment variable that names the level to use: a lower one has the numbers of another machine, and AMX has to be asked for.
+const VARIABLE: &str = "VITESSE_SIMD";
 
 /// The level in use, 0 before it was detected.
 static IN_USE: AtomicU8 = AtomicU8::new(0);
 
-/// The level that kernels run at: the best of this machine, detected on first use, or what `VITESSE_SIMD` allows of it.
+/// The level that kernels run at, detected on first use: the best of this machine but for AMX, or the one that `VITESSE_SIMD`
+/// names.
 #[inline]
 pub fn level() -> Level {
     #[cfg(test)]
@@ -40,7 +42,7 @@ pub fn level() -> Level {
         2 => Level::Avx2,
         1 => Level::Baseline,
         _ => {
-            let level = allowed().ok().flatten().map_or_else(detect, limited);
+            let level = best(named().ok().flatten().unwrap_or(Level::Avx512));
             IN_USE.store(level as u8, Ordering::Relaxed);
             level
         }
@@ -48,26 +50,32 @@ pub fn level() -> Level {
 }
 
 /// The level that `VITESSE_SIMD` names, if it is set; what it says instead of one is the error.
-pub fn allowed() -> Result<Option<Level>, String> {
+fn named() -> Result<Option<Level>, String> {
     let Ok(name) = std::env::var(VARIABLE) else { return Ok(None) };
     let level = LEVELS.into_iter().find(|level| format!("{level:?}").eq_ignore_ascii_case(&name));
     level.map(Some).ok_or(name)
 }
 
+/// Checks that `VITESSE_SIMD`, if it is set, names a level that this machine has.
+pub fn check_level() -> Result<(), CpuError> {
+    match named().map_err(CpuError::Level)? {
+        Some(level) if best(level) != level => {
+            Err(CpuError::NoLevel(format!("{level:?}").to_lowercase()))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Goes on at a level, or the best below it that this machine has. For benchmarks that compare levels.
 pub fn limit(most: Level) {
-    IN_USE.store(limited(most) as u8, Ordering::Relaxed);
+    IN_USE.store(best(most) as u8, Ordering::Relaxed);
 }
 
-/// The best level of this machine up to `most`. AMX is not asked for unless it may be used.
-fn limited(most: Level) -> Level {
+/// The best level of this machine up to `most`. The system is not asked for AMX unless it may be used.
+#[cold]
+pub(crate) fn best(most: Level) -> Level {
     let vectors = detect_vectors();
     if most == Level::Amx && vectors == Level::Avx512 && has_amx() { Level::Amx } else { vectors.min(most) }
-}
-
-#[cold]
-fn detect() -> Level {
-    limited(Level::Amx)
 }
 
 fn detect_vectors() -> Level {
@@ -156,7 +164,7 @@ pub(crate) use simd;
 
 #[cfg(test)]
 pub(crate) mod forced {
-    use super::{LEVELS, Level, detect};
+    use super::{LEVELS, Level, best};
     use std::cell::Cell;
 
     thread_local! {
@@ -165,7 +173,7 @@ pub(crate) mod forced {
 
     /// Runs `check` once at every level this machine has; the message of a failure names the level.
     pub fn at_every_level(check: impl Fn(Level)) {
-        let best = detect();
+        let best = best(Level::Amx);
         for level in LEVELS {
             if level <= best {
                 LEVEL.set(Some(level));

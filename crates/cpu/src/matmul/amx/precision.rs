@@ -1,9 +1,8 @@
 //! Errors of matmuls by three parts of bf16 against f64, beside those of f32's own.
 
 use super::plain::PackedByVectors;
-use super::tests::{Placed, has_bf16, made};
+use super::tests::{Placed, has_bf16, has_tiles, made};
 use crate::kernels::testing::noise;
-use crate::kernels::{Level, level};
 use crate::matmul::{Matrix, blocks};
 
 const SIZES: (usize, usize, usize) = (64, 96, 512);
@@ -34,10 +33,8 @@ fn side(seed: u64, (rows, cols): (usize, usize), numbers: Numbers) -> Placed {
 fn by_tiles(a: &Placed, b: &Placed) -> Vec<f32> {
     let (m, n, _) = SIZES;
     let c = Placed::new((m, n), false, |_, _| 0.0);
-    let data = match level() {
-        Level::Amx => made::<super::Amx>(SIZES, &c, a, b, false),
-        _ => made::<PackedByVectors>(SIZES, &c, a, b, false),
-    };
+    let make = if has_tiles() { made::<super::Amx> } else { made::<PackedByVectors> };
+    let data = make(SIZES, &c, a, b, false);
     data.chunks_exact(n + 5).flat_map(|row| row[..n].to_vec()).collect()
 }
 

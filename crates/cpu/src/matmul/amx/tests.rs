@@ -1,6 +1,7 @@
 use super::plain::{ORDER, PackedByVectors, Plain, parts};
 use super::*;
 use crate::kernels::testing::*;
+use crate::kernels::{Level, best};
 
 /// A matrix of m × n in rows or columns that are longer than it needs.
 pub struct Placed {
@@ -50,8 +51,8 @@ pub fn has_bf16() -> bool {
     is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512dq")
 }
 
-fn has_tiles() -> bool {
-    crate::kernels::level() == crate::kernels::Level::Amx
+pub fn has_tiles() -> bool {
+    best(Level::Amx) == Level::Amx
 }
 
 /// In and beside whole tiles, blocks, steps, ranges of k, and rows that are packed.
