@@ -45,7 +45,12 @@ fn main() {
 }
 
 /// Median and best of both levels.
-fn rates(threads: usize, (m, n, k): (usize, usize, usize), layout: &str, levels: [Level; 2]) -> [(f64, f64); 2] {
+fn rates(
+    threads: usize,
+    (m, n, k): (usize, usize, usize),
+    layout: &str,
+    levels: [Level; 2],
+) -> [(f64, f64); 2] {
     let flops = 2.0 * (m * n * k) as f64;
     let copies = ((24 << 20) / (4 * (m * k + m * n + k * n))).clamp(1, 64);
     let calls = (2e8 / flops).ceil().clamp(1.0, 200.0) as usize;
@@ -53,7 +58,9 @@ fn rates(threads: usize, (m, n, k): (usize, usize, usize), layout: &str, levels:
     let times: Vec<[Vec<f64>; 2]> = std::thread::scope(|scope| {
         let work = |index: usize| {
             let side = |len: usize| -> Vec<Vec<f32>> {
-                (0..copies).map(|copy| (0..len).map(|i| ((i * 7 + copy + index) % 13) as f32 - 6.0).collect()).collect()
+                (0..copies)
+                    .map(|copy| (0..len).map(|i| ((i * 7 + copy + index) % 13) as f32 - 6.0).collect())
+                    .collect()
             };
             let (a, b, mut c) = (side(m * k), side(k * n), side(m * n));
             let mut times = [vec![], vec![]];

@@ -13,7 +13,7 @@ pub enum Level {
     Baseline = 1,
     Avx2 = 2,
     Avx512 = 3,
-    /// AVX-512 (with BF16), and matmuls on AMX.
+    /// AVX-512 (with BF16), and large f32 matmuls on AMX.
     Amx = 4,
 }
 
@@ -59,9 +59,7 @@ fn named() -> Result<Option<Level>, String> {
 /// Checks that `VITESSE_SIMD`, if it is set, names a level that this machine has.
 pub fn check_level() -> Result<(), CpuError> {
     match named().map_err(CpuError::Level)? {
-        Some(level) if best(level) != level => {
-            Err(CpuError::NoLevel(format!("{level:?}").to_lowercase()))
-        }
+        Some(level) if best(level) != level => Err(CpuError::NoLevel(format!("{level:?}").to_lowercase())),
         _ => Ok(()),
     }
 }

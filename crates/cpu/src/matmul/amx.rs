@@ -2,7 +2,8 @@
 //!
 //! Every number is split into three bf16, x = hi + mid + lo, which hold its 24 bits. a·b is the sum of the six matmuls of parts
 //! that are larger than f32's rounding: hi·hi, hi·mid, mid·hi, hi·lo, mid·mid and lo·hi. Tiles of 16 × 16 sums in f32 take 16
-//! times as many multiply-adds a cycle as AVX-512 has of f32, so six of them are 2.7 times as fast.
+//! times as many multiply-adds a cycle as AVX-512 has of f32, so six of them are 2.7 times as fast; but less than half of that
+//! while another thread of the core is at work, which is why AMX has to be asked for.
 //!
 //! Both sides are split while they are packed, into tiles in the order in which they are read: the left side as a whole, for
 //! the second cache level, the right side one panel of 32 columns after the other. A block of 2 × 2 tiles of c stays in tile

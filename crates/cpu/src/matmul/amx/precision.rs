@@ -53,7 +53,8 @@ fn by_vectors(a: &Placed, b: &Placed) -> Vec<f32> {
 /// One multiply-add after the other.
 fn by_a_loop(a: &Placed, b: &Placed) -> Vec<f32> {
     let (m, n, k) = SIZES;
-    let element = |i: usize, j: usize| (0..k).fold(0.0f32, |sum, x| a.number(i, x).mul_add(b.number(x, j), sum));
+    let element =
+        |i: usize, j: usize| (0..k).fold(0.0f32, |sum, x| a.number(i, x).mul_add(b.number(x, j), sum));
     (0..m).flat_map(|i| (0..n).map(move |j| element(i, j))).collect()
 }
 
@@ -81,9 +82,13 @@ fn as_exact_as_f32() {
         ("of any size", |i, j, x| x * scale(i, j, 20), |i, j, x| x * scale(j, i, 20)),
         ("rows and columns of any size", |i, _, x| x * scale(i, 0, 50), |_, j, x| x * scale(j, 1, 50)),
         ("sums that cancel", cancels, repeats),
-        ("many of one bit more than bf16", |_, _, x| if x < 0.0 { 1.0 + 2f64.powi(-8) } else { -1.0 }, |_, _, x| {
-            if x < 0.1 { 1.0 - 2f64.powi(-9) } else { 1.0 + 2f64.powi(-16) }
-        }),
+        (
+            "many of one bit more than bf16",
+            |_, _, x| if x < 0.0 { 1.0 + 2f64.powi(-8) } else { -1.0 },
+            |_, _, x| {
+                if x < 0.1 { 1.0 - 2f64.powi(-9) } else { 1.0 + 2f64.powi(-16) }
+            },
+        ),
     ];
     let (m, n, k) = SIZES;
     println!("errors in 2⁻²⁴ Σ|ab|, largest and root mean square: tiles, vectors, a loop");

@@ -75,10 +75,7 @@ const SIZES: [(usize, usize, usize); 13] = [
 fn each_case(mut check: impl FnMut(&str, (usize, usize, usize), [&Placed; 3], bool)) {
     for (m, n, k) in SIZES {
         for flags in 0..8 {
-            let (a, b) = (
-                Placed::noise(1, (m, k), flags & 1 > 0),
-                Placed::noise(2, (k, n), flags & 2 > 0),
-            );
+            let (a, b) = (Placed::noise(1, (m, k), flags & 1 > 0), Placed::noise(2, (k, n), flags & 2 > 0));
             let c = Placed::noise(3, (m, n), false);
             let name = format!("{m}×{n}×{k}, flags {flags}");
             check(&name, (m, n, k), [&c, &a, &b], flags & 4 > 0);

@@ -134,10 +134,18 @@ macro_rules! step {
 
 /// Instructions for each tile of sums, and its place in c: `$each!` of both. `below` is 16 rows further down.
 macro_rules! sums {
-    ($each:ident, two_by_two) => { concat!(sums!($each, one_by_two), $each!(2, "below", 0), $each!(3, "below", 64)) };
-    ($each:ident, one_by_two) => { concat!($each!(0, "c", 0), $each!(1, "c", 64)) };
-    ($each:ident, two_by_one) => { concat!($each!(0, "c", 0), $each!(2, "below", 0)) };
-    ($each:ident, one_by_one) => { $each!(0, "c", 0) };
+    ($each:ident, two_by_two) => {
+        concat!(sums!($each, one_by_two), $each!(2, "below", 0), $each!(3, "below", 64))
+    };
+    ($each:ident, one_by_two) => {
+        concat!($each!(0, "c", 0), $each!(1, "c", 64))
+    };
+    ($each:ident, two_by_one) => {
+        concat!($each!(0, "c", 0), $each!(2, "below", 0))
+    };
+    ($each:ident, one_by_one) => {
+        $each!(0, "c", 0)
+    };
 }
 
 macro_rules! zero {
@@ -175,12 +183,36 @@ macro_rules! ahead {
 macro_rules! rows {
     ($at:literal) => {
         concat!(
-            "prefetcht1 byte ptr [{", $at, "}]\nprefetcht1 byte ptr [{", $at, "} + 64]\n",
-            "prefetcht1 byte ptr [{", $at, "} + {stride}]\nprefetcht1 byte ptr [{", $at, "} + {stride} + 64]\n",
-            "lea {", $at, "}, [{", $at, "} + 2 * {stride}]\n",
-            "prefetcht1 byte ptr [{", $at, "}]\nprefetcht1 byte ptr [{", $at, "} + 64]\n",
-            "prefetcht1 byte ptr [{", $at, "} + {stride}]\nprefetcht1 byte ptr [{", $at, "} + {stride} + 64]\n",
-            "lea {", $at, "}, [{", $at, "} + 2 * {stride}]\n",
+            "prefetcht1 byte ptr [{",
+            $at,
+            "}]\nprefetcht1 byte ptr [{",
+            $at,
+            "} + 64]\n",
+            "prefetcht1 byte ptr [{",
+            $at,
+            "} + {stride}]\nprefetcht1 byte ptr [{",
+            $at,
+            "} + {stride} + 64]\n",
+            "lea {",
+            $at,
+            "}, [{",
+            $at,
+            "} + 2 * {stride}]\n",
+            "prefetcht1 byte ptr [{",
+            $at,
+            "}]\nprefetcht1 byte ptr [{",
+            $at,
+            "} + 64]\n",
+            "prefetcht1 byte ptr [{",
+            $at,
+            "} + {stride}]\nprefetcht1 byte ptr [{",
+            $at,
+            "} + {stride} + 64]\n",
+            "lea {",
+            $at,
+            "}, [{",
+            $at,
+            "} + 2 * {stride}]\n",
         )
     };
 }
