@@ -60,7 +60,7 @@ fn by_a_loop(a: &Placed, b: &Placed) -> Vec<f32> {
 
 /// 2 to the power of a whole number within ±`range`, by a hash of the place.
 fn scale(i: usize, j: usize, range: usize) -> f64 {
-    let hash = (i * 0x9e37 + j * 0x79b9 + 0x7f4a) * 0x1ce4_e5b9 >> 13;
+    let hash = ((i * 0x9e37 + j * 0x79b9 + 0x7f4a) * 0x1ce4_e5b9) >> 13;
     2f64.powi((hash % (2 * range + 1)) as i32 - range as i32)
 }
 
