@@ -11,6 +11,10 @@ pub enum CpuError {
     Scratch { layer: String, op: String, needs: usize, has: usize },
     #[error("{name} is {ty}, but this executor computes in {computes}")]
     DType { name: String, ty: Type, computes: DType },
+    #[error("VITESSE_SIMD is {0:?}, but levels are baseline, avx2, avx512 and amx")]
+    Level(String),
+    #[error("VITESSE_SIMD asks for {0}, which this machine doesn't have, or doesn't let a process use")]
+    NoLevel(String),
     #[error("can't start {threads} threads: {source}")]
     Threads { threads: usize, source: std::io::Error },
     #[error("out of memory: can't get {} for {what}", amount(*bytes))]

@@ -18,7 +18,7 @@ pub(crate) use operand::Operand;
 
 use crate::account::Clock;
 use crate::error::CpuError;
-use crate::kernels::Float;
+use crate::kernels::{self, Float};
 use crate::memory::{Block, View};
 use crate::pool::Pool;
 use crate::slow::Slowdown;
@@ -87,6 +87,7 @@ impl<T: Float> Executor<T> {
     /// variances, which start at one, and their averages, which start equal to them.
     pub fn new(program: Program, options: Options) -> Result<Self, CpuError> {
         let Options { threads, seed, comm } = options;
+        kernels::check_level()?;
         let pool = Pool::new(threads).map_err(|source| CpuError::Threads { threads, source })?;
         let arena = arena_of(&program)?;
         let state_block = allocate_states::<T>(&program.states)?;

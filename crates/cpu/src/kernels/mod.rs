@@ -31,7 +31,9 @@ pub use elementwise::{add, add_assign, add_bias, column_sum, scale, sum_squares}
 pub use float::Float;
 pub use gelu::{bias_gelu, gelu, gelu_grad, gelu_grad_bias, gelu_grad_in_place};
 pub use half_precision::{from_bf16, from_f16, to_bf16, to_f16};
-pub use level::{Level, level};
+#[cfg(test)]
+pub(crate) use level::best;
+pub use level::{Level, check_level, level, limit};
 pub use loss::{Target, cross_entropy_grad_row, cross_entropy_row, pixel_grad, pixel_loss};
 pub use norm::{add_layer_norm, layer_norm, layer_norm_grad, norm_add, norm_add_grad};
 pub use online::{softmax_and_grad, softmax_range};

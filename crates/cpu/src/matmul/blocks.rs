@@ -71,8 +71,11 @@ impl Packed {
 
 /// Checks whether a matmul is large enough to pay for packing, and has strides that suit the tiles.
 pub fn suits(sizes: (usize, usize, usize), c: Matrix<f32>, a: Matrix<f32>, b: Matrix<f32>) -> bool {
-    let contiguous = |x: Matrix<f32>| x.row_stride == 1 || x.col_stride == 1;
-    is_large(sizes) && c.col_stride == 1 && contiguous(a) && contiguous(b)
+    is_large(sizes) && c.col_stride == 1 && is_contiguous(a) && is_contiguous(b)
+}
+
+pub fn is_contiguous(x: Matrix<f32>) -> bool {
+    x.row_stride == 1 || x.col_stride == 1
 }
 
 pub fn is_large((m, n, k): (usize, usize, usize)) -> bool {
@@ -138,7 +141,7 @@ pub unsafe fn matmul(
     });
 }
 
-fn ranges(n: usize, step: usize) -> impl Iterator<Item = Range<usize>> {
+pub fn ranges(n: usize, step: usize) -> impl Iterator<Item = Range<usize>> {
     (0..n).step_by(step).map(move |start| start..(start + step).min(n))
 }
 

@@ -1,10 +1,12 @@
-//! Matmuls, one thread a call: by the `gemm` crate, and large ones of f32 on AVX-512 by `blocks`.
+//! Matmuls, one thread a call: by the `gemm` crate, and large ones of f32 on AVX-512 by `blocks`, on AMX by `amx`.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 #[cfg(target_arch = "x86_64")]
 mod blocks;
 pub(crate) mod panels;
 
-use crate::kernels::Float;
+use crate::kernels::{Float, Level, level};
 use std::cell::Cell;
 
 thread_local! {
@@ -71,9 +73,14 @@ pub unsafe fn matmul_at<T: Float>(
     moment: Option<u64>,
 ) {
     #[cfg(target_arch = "x86_64")]
-    if let Some([c, a, b]) = in_blocks((m, n, k), [c, a, b]) {
-        // SAFETY: passed on to the caller; `in_blocks` knows the CPU.
-        return unsafe { blocks::matmul((m, n, k), c, a, b, add, moment) };
+    if let Some(([c, a, b], tiles)) = in_tiles((m, n, k), [c, a, b]) {
+        // SAFETY: passed on to the caller; `in_tiles` knows the CPU.
+        return unsafe {
+            match tiles {
+                Tiles::Amx => amx::matmul::<amx::Amx>((m, n, k), c, a, b, add),
+                Tiles::Avx512 => blocks::matmul((m, n, k), c, a, b, add, moment),
+            }
+        };
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = moment;
@@ -106,32 +113,51 @@ pub unsafe fn matmul_at<T: Float>(
 }
 
 /// Checks whether matmuls of at least this size, of matrices with contiguous rows or columns, give the same numbers
-/// however the result is cut into tiles: those of `blocks` do, in `gemm` an element's sum may depend on the result's
-/// size.
+/// however the result is cut into tiles: those of `blocks` and of `amx` do, in `gemm` an element's sum may depend on the
+/// result's size.
 pub fn is_the_same_in_tiles<T: Float>(sizes: (usize, usize, usize)) -> bool {
     #[cfg(target_arch = "x86_64")]
-    return has_tiles::<T>() && blocks::is_large(sizes);
+    return match level() {
+        Level::Amx => is_single::<T>() && amx::is_large(sizes),
+        Level::Avx512 => is_single::<T>() && blocks::is_large(sizes),
+        _ => false,
+    };
     #[cfg(not(target_arch = "x86_64"))]
     return false;
 }
 
 /// Checks whether numbers and CPU are those that the tiles of `blocks` are for: f32, and AVX-512.
 fn has_tiles<T: Float>() -> bool {
-    use crate::kernels::{Level, level};
-    use std::any::TypeId;
-    cfg!(target_arch = "x86_64") && TypeId::of::<T>() == TypeId::of::<f32>() && level() == Level::Avx512
+    cfg!(target_arch = "x86_64") && is_single::<T>() && level() >= Level::Avx512
 }
 
-/// The matrices of a matmul for `blocks`, if it has tiles for them, and it suits.
+fn is_single<T: Float>() -> bool {
+    std::any::TypeId::of::<T>() == std::any::TypeId::of::<f32>()
+}
+
+/// Instructions that a large matmul has tiles in.
 #[cfg(target_arch = "x86_64")]
-fn in_blocks<T: Float>(sizes: (usize, usize, usize), matrices: [Matrix<T>; 3]) -> Option<[Matrix<f32>; 3]> {
+enum Tiles {
+    Amx,
+    Avx512,
+}
+
+/// The matrices of a matmul for `amx` or `blocks`, if it has tiles for them, and it suits: a function of shapes and the CPU.
+#[cfg(target_arch = "x86_64")]
+fn in_tiles<T: Float>(
+    sizes: (usize, usize, usize),
+    matrices: [Matrix<T>; 3],
+) -> Option<([Matrix<f32>; 3], Tiles)> {
     if !has_tiles::<T>() {
         return None;
     }
     let matrices =
         matrices.map(|x| Matrix { ptr: x.ptr.cast(), row_stride: x.row_stride, col_stride: x.col_stride });
     let [c, a, b] = matrices;
-    blocks::suits(sizes, c, a, b).then_some(matrices)
+    if level() == Level::Amx && amx::suits(sizes, c, a, b) {
+        return Some((matrices, Tiles::Amx));
+    }
+    blocks::suits(sizes, c, a, b).then_some((matrices, Tiles::Avx512))
 }
 
 #[cfg(test)]
