@@ -81,6 +81,8 @@ struct List {
     parameters: Vec<StateId>,
     elements: usize,
     kind: Kind,
+    /// Elements of all kinds that get ready before its first.
+    before: usize,
     /// The place of the last in the order of gradients.
     last: usize,
 }
@@ -113,6 +115,29 @@ pub(super) fn small(graph: &Graph, gradients: &Gradients, settings: &Settings<'_
 /// Divided buckets have at least so many partial sums for each rank, so that padding is little beside them.
 const LEAST_CHUNKS: usize = 4;
 
+/// Elements of buckets of a kind, between which they grow from both ends of the backward pass towards its middle: a bucket has at most as
+/// many elements as get ready before it, and as many as get ready behind it.
+///
+/// What leaves last hides behind nothing, and neither does what the next forward pass reads first, which is the same; what
+/// leaves first has nothing to wait for, and its parameters are read last. Each bucket is under way while as much again is computed, so
+/// sizes that double fit any network that keeps up with half of that; each halving costs one message at each end.
+#[derive(Clone, Copy)]
+struct Size {
+    least: usize,
+    most: usize,
+}
+
+impl Size {
+    /// Checks whether a bucket takes so many more elements, with so many of all kinds behind them.
+    fn has_room(self, list: &List, elements: usize, behind: usize) -> bool {
+        let together = list.elements + elements;
+        let at_both_ends = list.before.min(behind).max(self.least);
+        // Neither it nor what would be left is worth a message of its own.
+        let is_little = list.elements < self.least || elements + behind < self.least;
+        together <= self.most && (together <= at_both_ends || is_little)
+    }
+}
+
 /// Cuts the trained parameters into buckets.
 pub(super) struct Cutter<'a> {
     pub graph: &'a Graph,
@@ -140,12 +165,12 @@ impl Cutter<'_> {
         Kind { matrices, copied, small: self.small.contains(&parameter) }
     }
 
-    /// Most elements of a bucket of a kind; a larger parameter has one of its own.
-    fn limit(&self, kind: Kind) -> usize {
+    /// Elements of a bucket of a kind; a larger parameter has one of its own.
+    fn size(&self, kind: Kind) -> Size {
         let (stage, ranks) = (self.settings.stage(), self.settings.mesh.shards().ranks());
         let bucket = self.settings.communication.bucket;
         if stage == Zero::Stage0 {
-            return bucket;
+            return Size { least: bucket, most: bucket };
         }
         // Where a bucket's memory is free after it was sent, a few of them are to be less than all.
         let bucket = if stage > Zero::Stage1 { bucket.min(self.total() / 8) } else { bucket };
@@ -159,43 +184,50 @@ impl Cutter<'_> {
         let largest = of_kind.map(|(parameter, _)| self.count(*parameter)).max().unwrap_or(0);
         // Each owner is to have some matrices, or most of its part would be padding.
         let owned = if kind.matrices { LEAST_CHUNKS * ranks * largest } else { 0 };
-        bucket.max(LEAST_CHUNKS * ranks * CHUNK).max(owned)
+        let least = (LEAST_CHUNKS * ranks * CHUNK).max(owned);
+        let most = bucket.max(least);
+        // Without overlap no message hides behind anything.
+        Size { least: if self.settings.communication.overlap { least } else { most }, most }
     }
 
-    /// Gradients that get ready one after the other share a bucket until there are `communication.bucket` elements. Matrices have
+    /// Gradients that get ready one after the other share a bucket until it is as large as [`Size`] allows there. Matrices have
     /// buckets of their own, and so have other kinds. Buckets come in the order in which they are complete.
     fn lists(&self) -> Vec<List> {
         let mut lists: Vec<List> = Vec::new();
-        let mut limits: Vec<(Kind, usize)> = Vec::new();
+        let mut sizes: Vec<(Kind, Size)> = Vec::new();
+        let mut behind = self.total();
+        let total = behind;
         for (last, (parameter, _)) in self.gradients.iter().enumerate() {
             let (elements, kind) = (self.count(*parameter), self.kind(*parameter));
-            let known = limits.iter().find(|(of, _)| *of == kind).map(|(_, limit)| *limit);
-            let limit = known.unwrap_or_else(|| self.limit(kind));
+            let before = total - behind;
+            behind -= elements;
+            let known = sizes.iter().find(|(of, _)| *of == kind).map(|(_, size)| *size);
+            let size = known.unwrap_or_else(|| self.size(kind));
             if known.is_none() {
-                limits.push((kind, limit));
+                sizes.push((kind, size));
             }
             let open = lists.iter_mut().rfind(|list| list.kind == kind);
-            match open.filter(|list| list.elements + elements <= limit) {
+            match open.filter(|list| size.has_room(list, elements, behind)) {
                 Some(list) => {
                     list.parameters.push(*parameter);
                     (list.elements, list.last) = (list.elements + elements, last);
                 }
-                None => lists.push(List { parameters: vec![*parameter], elements, kind, last }),
+                None => lists.push(List { parameters: vec![*parameter], elements, kind, before, last }),
             }
         }
         if self.settings.stage() > Zero::Stage0 {
-            self.join_rest_of_matrices(&mut lists, &limits);
+            self.join_rest_of_matrices(&mut lists, &sizes);
         }
         lists.sort_by_key(|list| list.last);
         lists
     }
 
     /// A few matrices that are left over at the end would leave most owners with padding: they go with those before.
-    fn join_rest_of_matrices(&self, lists: &mut Vec<List>, limits: &[(Kind, usize)]) {
-        for (kind, limit) in limits.iter().filter(|(kind, _)| kind.matrices) {
+    fn join_rest_of_matrices(&self, lists: &mut Vec<List>, sizes: &[(Kind, Size)]) {
+        for (kind, size) in sizes.iter().filter(|(kind, _)| kind.matrices) {
             let of_kind: Vec<usize> = (0..lists.len()).filter(|list| lists[*list].kind == *kind).collect();
             if let [.., before, rest] = of_kind[..]
-                && lists[rest].elements < limit / 2
+                && lists[rest].elements < size.least / 2
             {
                 let rest = lists.remove(rest);
                 lists[before].parameters.extend(rest.parameters);
