@@ -3,8 +3,9 @@
     python3 bench/checkpoint_cost.py --out bench/2026-11-19-h200-checkpoints [--model vit-l/16] [--batches 64:200,256:60] [--checkpoints 4]
         [--pairs 2] [--vitesse target/release/vitesse] [--work FOLDER] [-- FLAGS OF vitesse train]
 
-Each case is a batch and the steps between checkpoints: `64:200`. Two runs take turns, with and without checkpoints; the work folder needs
-room for three of them. A checkpoint's steps are those that end between its copy and its name, which is looked for every 5 ms; the first
+Each case is a batch and the steps between checkpoints: `64:200`. Two runs take turns, with checkpoints and, over two of these spans, without;
+the work folder needs room for three of them. Give as many `--workers` as prepare images faster than steps take them: "waited for data" shows
+what a step waited at most. A checkpoint's steps are those that end between its copy and its name, which is looked for every 5 ms; the first
 of them is the one whose update waits for the copy. Times are those of metrics.jsonl, of the steps after the first tenth. What is
 written goes to OUT/checkpoint-cost.json, the reading to OUT/checkpoint-cost.md.
 """
@@ -42,7 +43,7 @@ class Watch(threading.Thread):
 
 def train(args, batch, every, saves, folder):
     """Metrics of the steps of a run, and how long each checkpoint took."""
-    run, steps = folder / "run", every * args.checkpoints + every
+    run, steps = folder / "run", every * (args.checkpoints + 1 if saves else 2)
     shutil.rmtree(run, ignore_errors=True)
     command = [args.vitesse, "train", "--model", args.model, "--batch-size", str(batch), "--train-samples", str(8 * batch), "--test-samples",
                str(batch), "--steps", str(steps), "--eval-every", str(steps), "--seed", "1", "--no-breakdown", "--out", str(run)] + args.flags
@@ -60,7 +61,8 @@ def train(args, batch, every, saves, folder):
     notes = [line for line in done.stdout.splitlines() if "waits for checkpoints" in line]
     times = [line["seconds"] for line in lines if "seconds" in line]
     waited = {line["step"]: line["checkpoint_seconds"] for line in lines if line.get("checkpoint_seconds")}
-    return {"saves": saves, "seconds": times, "checkpoint_seconds": waited, "written_in": watch.seconds, "bytes": size, "notes": notes,
+    data = [line["data_seconds"] for line in lines if "seconds" in line]
+    return {"saves": saves, "seconds": times, "data_seconds": data, "checkpoint_seconds": waited, "written_in": watch.seconds, "bytes": size, "notes": notes,
             "command": command}
 
 
@@ -96,6 +98,7 @@ def reading(batch, every, runs):
         "step": base, "quiet_p99": ranked[int(0.99 * (len(ranked) - 1))] / base, "quiet_worst": ranked[-1] / base,
         "median": statistics.median(beside) / base if beside else None, "worst": max(beside) / base if beside else None,
         "first_median": statistics.median(firsts) / base if firsts else None, "first_worst": max(firsts) / base if firsts else None,
+        "data_waited": max(waited for run in runs for waited in run["data_seconds"][first:]),
         "host_waited": max(waited, default=0.0), "notes": sorted({note for run in runs for note in run["notes"]}),
     }
 
@@ -114,8 +117,8 @@ def main():
     args.out.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="checkpoint-cost-", dir=args.work))
     record = {"command": "python3 " + " ".join(sys.argv), "machine": machine(), "unit": "seconds", "cases": []}
-    rows = ["| batch | checkpoint | written in | step | quiet: p99, worst | beside: median, worst | first step: median, worst | host waited |",
-            "|---|---|---|---|---|---|---|---|"]
+    rows = ["| batch | checkpoint | written in | step | quiet: p99, worst | beside: median, worst | first step: median, worst | host waited | waited for data |",
+            "|---|---|---|---|---|---|---|---|---|"]
     try:
         for case in args.batches.split(","):
             batch, every = map(int, case.split(":"))
@@ -130,7 +133,7 @@ def main():
             took = "–" if read["written_in"] is None else f"{read['written_in']:.2f} s"
             rows.append(f"| {batch} | {read['bytes'] / 1e9:.2f} GB | {took} | {1e3 * read['step']:.1f} ms | {times('quiet_p99', 'quiet_worst')} "
                         f"| {times('median', 'worst')} ({read['steps_beside']} steps) | {times('first_median', 'first_worst')} "
-                        f"({read['checkpoints']}) | {1e3 * read['host_waited']:.1f} ms |")
+                        f"({read['checkpoints']}) | {1e3 * read['host_waited']:.1f} ms | {1e3 * read['data_waited']:.1f} ms |")
             print("\n".join(rows + read["notes"]), flush=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

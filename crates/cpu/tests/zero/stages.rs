@@ -2,8 +2,9 @@
 
 use crate::common::optimizers::{LAMB, MUON, SGD};
 use crate::common::{adamw, small_swin, smoothed, with_drawn_head};
-use crate::runs::{BATCH, BF16, Case, assert_same, compiled, program, train, train_program};
+use crate::runs::{BATCH, BF16, Case, assert_same, compiled, program, train, train_program, vit};
 use graph::{Communication, DType, DynamicScale, Gathering, LossScaling, Mixed, Recompute, Zero};
+use models::vit::Vit;
 
 /// With one micro-step all stages have the same bits, whatever the optimizer and the number of ranks.
 fn stages_agree(case: Case, name: &str, ranks: &[usize]) {
@@ -91,6 +92,35 @@ fn stages_train_alike_however_parameters_are_gathered() {
         for recompute in [Recompute::None, Recompute::Full] {
             let case = Case { gathering, recompute, steps: 4, ..Case::of(adamw()) };
             stages_agree(case, &format!("adamw with {gathering:?}"), &[2]);
+        }
+    }
+}
+
+/// Buckets that grow from both ends of the backward pass, so that stages cut them otherwise than stage 0.
+#[test]
+fn stages_train_alike_with_buckets_of_many_sizes() {
+    let vit = Vit { width: 64, mlp: 256, ..vit() };
+    let model = with_drawn_head(vit.build(BATCH / 2, smoothed(), DType::F32).unwrap());
+    for (name, optimizer, mixed) in [("adamw", adamw(), None), ("lamb", LAMB, Some(BF16))] {
+        let case = Case { mixed, steps: 4, ..Case::of(optimizer) };
+        let case = Case { communication: Communication { bucket: 1 << 20, ..case.communication }, ..case };
+        let of = |zero: Zero| compiled(model.clone(), &case, zero, 2);
+        let elements = |zero: Zero| {
+            let program = of(zero);
+            let whole = |index: usize| {
+                let name = format!("bucket.{index}.m");
+                program.states.iter().find(|state| state.name == name).map(|state| state.ty.shape.count())
+            };
+            (0..).map_while(whole).collect::<Vec<usize>>()
+        };
+        let (first, second) = (elements(Zero::Stage0), elements(Zero::Stage1));
+        let largest = second.iter().max().unwrap();
+        assert!(first.len() == 1 && second.len() > 4, "{first:?} {second:?}");
+        assert!(second[0] * 2 < *largest && second.last().unwrap() * 2 < *largest, "{second:?}");
+        let plain = train_program::<f32>(&case, &of(Zero::Stage0), 2);
+        for zero in &Zero::ALL[1..] {
+            let what = format!("{name}, stage {zero}");
+            assert_same(&what, &train_program::<f32>(&case, &of(*zero), 2), &plain);
         }
     }
 }

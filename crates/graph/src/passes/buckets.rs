@@ -319,6 +319,25 @@ mod tests {
     }
 
     #[test]
+    fn buckets_grow_from_both_ends() {
+        let size = Size { least: 8, most: 100 };
+        let list = |before: usize, elements: usize| {
+            List { parameters: vec![], elements, kind: Kind::default(), before, last: 0 }
+        };
+        // As many as are before it, as are behind it, as any may have.
+        assert!(size.has_room(&list(40, 30), 10, 500) && !size.has_room(&list(40, 30), 11, 500));
+        assert!(size.has_room(&list(500, 30), 10, 40) && !size.has_room(&list(500, 30), 11, 40));
+        assert!(size.has_room(&list(500, 90), 10, 500) && !size.has_room(&list(500, 90), 11, 500));
+        // The first and the last have the least there is, and a message is never of less.
+        assert!(size.has_room(&list(0, 4), 4, 500) && !size.has_room(&list(0, 8), 1, 500));
+        assert!(size.has_room(&list(0, 4), 50, 500) && !size.has_room(&list(0, 4), 97, 500));
+        assert!(size.has_room(&list(500, 30), 4, 3) && !size.has_room(&list(500, 30), 4, 4));
+        // Where both are the same, all but the last are as large.
+        let same = Size { least: 100, most: 100 };
+        assert!(same.has_room(&list(0, 90), 10, 0) && !same.has_room(&list(0, 90), 11, 500));
+    }
+
+    #[test]
     fn even_parts_end_at_borders() {
         let (starts, elements) = arrange(&[100, 5000, 3], Division::Even(4));
         assert_eq!((starts, elements), (vec![0, 128, 5184], 4 * CHUNK));
