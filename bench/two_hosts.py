@@ -1,15 +1,16 @@
 """Training over two hosts with a slow link between them: what communication costs, and what overlap hides.
 
-    python3 bench/two_hosts.py --out bench/2026-11-15-xeon-2vcpu-ranks [--steps 12]
+    python3 bench/two_hosts.py --out bench/2026-11-15-xeon-2vcpu-ranks [--steps 12] [--delay 1ms] [--rounds 1] [--batches 48,64] [--stages]
 
 Makes two hosts of network namespaces (scripts/hosts: 1 Gbit/s, 1 ms each way; needs root), trains ViT-Ti/4 with 32 images per rank over
 them under mpirun, and removes them. Compares with two ranks in one process: the losses must be the same to the bit. Build with
-`cargo build --release --features mpi`.
+`cargo build --release --features mpi`. With `--delay 0` nothing is between the hosts that takes a core. `--batches` adds other numbers of images,
+with each stage of ZeRO; `--stages` leaves out all that is neither plain nor a stage. Of several rounds, each runs every case once.
 
 "By the lanes" is what must be exposed: the lanes and waits that `vitesse plan` prints, replayed with how long each step and each message took
 in the run's trace.
 """
-import argparse, json, re, statistics, subprocess, sys, tempfile
+import argparse, json, re, shutil, statistics, subprocess, sys, tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,6 +31,14 @@ CASES = {
     "two hosts, 4 micro-steps, ZeRO 1": (True, [*MICRO, "--zero", "1"]),
     "one process, 4 micro-steps": (False, MICRO),
 }
+STAGES = {"": [], ", ZeRO 1": ["--zero", "1"], ", ZeRO 2": ["--zero", "2"], ", ZeRO 3": ["--zero", "3"]}
+
+
+def with_batches(cases, batches):
+    """Cases with other numbers of images per rank beside them."""
+    added = {f"two hosts, {batch} images{name}": (True, ["--batch-size", batch, *flags]) for batch in batches for name, flags in STAGES.items()}
+    alone = {f"one process, {batch} images": (False, ["--batch-size", batch]) for batch in batches}
+    return {**cases, **alone, **added}
 
 
 def plan(binary, which, more):
@@ -96,11 +105,12 @@ def by_the_lanes(binary, trace, more):
     return statistics.mean(exposed)
 
 
-def run(case, steps, folder, binary):
-    remote, more = CASES[case]
+def run(cases, case, steps, folder, binary):
+    remote, more = cases[case]
     out = folder / case.replace(" ", "-").replace(",", "")
     trace = folder / f"{out.name}.json"
-    words = [binary, *TRAIN, "--steps", str(steps), "--out", str(out), "--trace", str(trace), "--trace-steps", str(steps), *more]
+    shutil.rmtree(out, ignore_errors=True)
+    words = [binary, *TRAIN, "--steps", str(steps), "--out", str(out), "--trace", str(trace), "--trace-steps", str(steps), "--force", *more]
     command = [str(ROOT / "scripts/hosts"), "mpirun", "-n", "2", *words] if remote else [*words, "--ranks", "2"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
@@ -112,18 +122,26 @@ def run(case, steps, folder, binary):
             "by_the_lanes": by_the_lanes(binary, trace, more)}
 
 
+def together(rounds):
+    """A case's rounds as one: the steps of all but the first two of each, which touch memory and connections for the first time."""
+    lanes = [r["by_the_lanes"] for r in rounds]
+    return {**rounds[0], "steps": [step for r in rounds for step in r["steps"][2:]], "by_the_lanes": statistics.median(lanes),
+            "same_in_all": all(r["losses"] == rounds[0]["losses"] for r in rounds), "steps_of_one": len(rounds[0]["steps"])}
+
+
 def reading(samples):
     lines = ["| | images/s | step | compute | communication | wait for ranks | both, exposed | by the lanes | hidden | sent per rank | losses |",
              "|---|---|---|---|---|---|---|---|---|---|---|"]
+    samples = {case: together(rounds) for case, rounds in samples.items()}
     for case, sample in samples.items():
-        # The first steps touch memory and connections for the first time.
-        middle = lambda key: statistics.median(s[key] for s in sample["steps"][2:])
+        middle = lambda key: statistics.median(s[key] for s in sample["steps"])
         # Of a whole message a rank of two sends half to reduce it and half to gather it; gathers count what a rank brings.
-        sent = sum(e["bytes"] * e["times"] * (0.5 if e["kind"] == "reduce_scatter" else 1) for e in sample["exchanged"]) / len(sample["steps"])
-        alike = "one process, 4 micro-steps" if "4 micro" in case else "one process"
-        same = "the same bits" if sample["losses"] == samples.get(alike, sample)["losses"] else \
+        sent = sum(e["bytes"] * e["times"] * (0.5 if e["kind"] == "reduce_scatter" else 1) for e in sample["exchanged"]) / sample["steps_of_one"]
+        images = re.search(r", \d+ images", case)
+        alike = "one process, 4 micro-steps" if "4 micro" in case else "one process" + (images[0] if images else "")
+        same = "the same bits" if sample["same_in_all"] and sample["losses"] == samples.get(alike, sample)["losses"] else \
             f"within {max(abs(a - b) / b for a, b in zip(sample['losses'], samples[alike]['losses'])):.0e}"
-        both = statistics.median(s["exchange_seconds"] + s["wait_seconds"] for s in sample["steps"][2:])
+        both = statistics.median(s["exchange_seconds"] + s["wait_seconds"] for s in sample["steps"])
         ms = lambda key: f"{1e3 * middle(key):.0f} ms"
         lines.append(f"| {case} | {middle('images_per_second'):.1f} | {ms('seconds')} | {ms('compute_seconds')} | {ms('exchange_seconds')} | "
                      f"{ms('wait_seconds')} | {1e3 * both:.0f} ms | {1e3 * sample['by_the_lanes']:.0f} ms | {ms('hidden_exchange_seconds')} | {sent / 1e6:.1f} MB | {same} |")
@@ -134,27 +152,35 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--delay", default="1ms", help="of the link, each way")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--batches", default="", help="more numbers of images per rank, with commas")
+    parser.add_argument("--stages", action="store_true", help="plain data parallelism and stages of ZeRO alone")
     parser.add_argument("--vitesse", default=str(ROOT / "target/release/vitesse"))
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     sys.path.insert(0, str(Path(__file__).parent))
     from compare import machine
-    hosts = subprocess.run([ROOT / "scripts/hosts", "up", "2", "1gbit", "1ms"], capture_output=True, text=True)
+    hosts = subprocess.run([ROOT / "scripts/hosts", "up", "2", "1gbit", args.delay], capture_output=True, text=True)
     if hosts.returncode != 0:
         sys.exit(hosts.stderr)
-    samples = {}
+    cases = with_batches(CASES, [batch for batch in args.batches.split(",") if batch])
+    if args.stages:
+        kept = ["one process", "two hosts", *(f"two hosts{stage}" for stage in STAGES)]
+        cases = {case: of for case, of in cases.items() if case in kept or "images" in case}
+    samples = {case: [] for case in sorted(cases, key=lambda case: cases[case][0])}
     record = {"command": "python3 " + " ".join(sys.argv), "machine": machine(), "hosts": hosts.stdout.strip(), "samples": samples}
     try:
         with tempfile.TemporaryDirectory() as folder:
-            for case in sorted(CASES, key=lambda case: CASES[case][0]):
-                samples[case] = run(case, args.steps, Path(folder), args.vitesse)
+            for case in list(samples) * args.rounds:
+                samples[case].append(run(cases, case, args.steps, Path(folder), args.vitesse))
                 (args.out / "two-hosts.json").write_text(json.dumps(record, indent=1))
     finally:
         subprocess.run([ROOT / "scripts/hosts", "down"])
     text = reading(samples)
     print(text)
     head = (f"# Two hosts, ViT-Ti/4, 32 images and one thread per rank\n\n`{record['command']}` on {record['machine']}: {record['hosts']}. "
-            f"Medians of {args.steps - 2} steps; two-hosts.json has them all.\n\n")
+            f"Medians of {args.rounds * (args.steps - 2)} steps; two-hosts.json has them all.\n\n")
     (args.out / "two-hosts.md").write_text(head + text + "\n")
 
 

@@ -177,6 +177,18 @@ pub trait Times {
     /// The collectives of the plans that train, as they ran in the step whose outcome was taken last.
     fn collectives(&self) -> &[CollectiveTime];
 
+    /// Forgets the time of what was run since that was asked, which is no step: an evaluation. Collectives of training that it
+    /// waited for count in the next step.
+    fn forget_time(&mut self) {
+        self.take_account();
+    }
+
+    /// Waits for the collectives that the last update has left under way. Returns those of the plans that train as they ran since the last
+    /// step that was accounted for; nothing on devices that leave such collectives out.
+    fn finish_collectives(&mut self) -> Result<&[CollectiveTime], DeviceError> {
+        Ok(&[])
+    }
+
     /// Measures times, or stops: they are measured from the start.
     fn set_timing(&mut self, on: bool);
 

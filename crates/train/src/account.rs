@@ -136,16 +136,35 @@ impl Account {
         self.mine[UPDATE] = spent.update;
         self.mine[EXPOSED] = spent.exposed;
         self.mine[HIDDEN] = spent.hidden;
+        self.note_collectives(exchanges);
+        let sensors = sensors.unwrap_or_else(Sensors::unknown);
+        if let Some(place) = self.mine.last_chunk_mut::<{ Sensors::COUNT }>() {
+            *place = sensors.numbers();
+        }
+    }
+
+    fn note_collectives(&mut self, exchanges: &[CollectiveTime]) {
         for (place, exchange) in self.mine[FIXED..].as_chunks_mut::<2>().0.iter_mut().zip(exchanges) {
             *place = [exchange.seconds, exchange.exposed];
         }
         for (total, exchange) in self.collectives.iter_mut().zip(exchanges) {
             total.times += exchange.calls;
         }
-        let sensors = sensors.unwrap_or_else(Sensors::unknown);
-        if let Some(place) = self.mine.last_chunk_mut::<{ Sensors::COUNT }>() {
-            *place = sensors.numbers();
+    }
+
+    /// Adds collectives that no step had to wait for to the totals.
+    pub fn share_rest(&mut self, world: &Communicator, exchanges: &[CollectiveTime]) -> Result<(), CommError> {
+        self.mine.fill(0.0);
+        self.note_collectives(exchanges);
+        if self.ranks == 1 {
+            return Ok(());
         }
+        world.all_gather(self.name, &self.mine, &mut self.all)?;
+        for (i, total) in self.collectives.iter_mut().enumerate() {
+            let seconds = self.all.chunks_exact(self.mine.len()).map(|numbers| numbers[FIXED + 2 * i]);
+            total.seconds += seconds.fold(f64::INFINITY, f64::min);
+        }
+        Ok(())
     }
 
     /// Ends a step: every rank learns what the others measured. Allocates nothing.

@@ -313,6 +313,15 @@ impl<T: Real> Session<T> {
         Ok(self.account.post(&self.world, stop, self.skipped.len())?)
     }
 
+    /// Counts the collectives that the last update has left under way, whose times no step's account has. All ranks call it; no step is
+    /// in flight.
+    pub fn finish_collectives(&mut self) -> Result<(), TrainError> {
+        if self.device.program().leaves_collectives() {
+            self.account.share_rest(&self.world, self.device.finish_collectives()?)?;
+        }
+        Ok(())
+    }
+
     /// Waits for the oldest step in flight, if there is one; the account is then its own.
     pub fn result(&mut self) -> Result<Option<Finished>, TrainError> {
         let Some(queued) = self.in_flight.pop_front() else { return Ok(None) };

@@ -1,6 +1,7 @@
 //! Measurements: the account of time, by part and by kind of step.
 
 use super::Executor;
+use crate::error::CpuError;
 use crate::kernels::Float;
 use graph::graph::Phase;
 use graph::op::Lane;
@@ -15,6 +16,27 @@ impl<T: Float> Executor<T> {
     pub fn take_account(&mut self) -> Account {
         self.made.tell();
         self.clock.take()
+    }
+
+    /// Forgets the time since the last call; collectives that were waited for meanwhile count in the next step.
+    pub fn forget_time(&mut self) {
+        self.clock.take();
+    }
+
+    /// Waits for what the last update has left under way. Returns the collectives of all plans that train, as they ran since the account was
+    /// taken last.
+    pub fn finish_collectives(&mut self) -> Result<&[CollectiveTime], CpuError> {
+        let Executor { plans, clock, unfinished, made, .. } = self;
+        made.begin();
+        if unfinished.wait_for_all()? && clock.is_timing() {
+            clock.settle(unfinished.waited());
+            for left in unfinished.settled() {
+                plans[left.plan].count(left.call, left.time.seconds, left.time.exposed);
+                made.add_left(left);
+            }
+        }
+        made.tell();
+        Ok(made.times())
     }
 
     /// The collectives of all plans that train, as they ran since the account was taken before last. What a plan leaves under way counts

@@ -56,9 +56,18 @@ impl Unfinished {
 
     /// Waits for those that work on one of these states; whether there were any.
     pub fn wait_for(&mut self, states: &[StateId]) -> Result<bool, CommError> {
+        self.wait_if(|left| left.states.iter().any(|of| states.contains(of)))
+    }
+
+    /// Waits for all; whether there were any.
+    pub fn wait_for_all(&mut self) -> Result<bool, CommError> {
+        self.wait_if(|_| true)
+    }
+
+    fn wait_if(&mut self, is_waited_for: impl Fn(&Left) -> bool) -> Result<bool, CommError> {
         let Some(world) = &self.world else { return Ok(false) };
         let mut any = false;
-        for left in self.calls.iter_mut().filter(|left| left.states.iter().any(|of| states.contains(of))) {
+        for left in self.calls.iter_mut().filter(|left| is_waited_for(left)) {
             if let Some(ticket) = left.ticket.take() {
                 left.timing = Some(world.wait(ticket)?);
                 any = true;

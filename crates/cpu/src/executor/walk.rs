@@ -79,7 +79,7 @@ impl<T> BoundPlan<T> {
     }
 
     /// Adds the time of a collective, and of waiting for it, to those of its step.
-    fn count(&mut self, at: usize, seconds: f64, exposed: f64) {
+    pub(super) fn count(&mut self, at: usize, seconds: f64, exposed: f64) {
         let call = &mut self.calls[at];
         call.seconds += seconds;
         self.steps[call.step].nanoseconds += (exposed * 1e9) as u64;

@@ -101,6 +101,14 @@ impl<T: Real> Times for Executor<T> {
         Executor::collectives(self)
     }
 
+    fn forget_time(&mut self) {
+        Executor::forget_time(self);
+    }
+
+    fn finish_collectives(&mut self) -> Result<&[CollectiveTime], DeviceError> {
+        Ok(Executor::finish_collectives(self)?)
+    }
+
     fn set_timing(&mut self, on: bool) {
         Executor::set_timing(self, on);
     }

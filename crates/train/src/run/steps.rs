@@ -91,6 +91,7 @@ impl Loop<'_> {
         let ended = self.steps_until(session, progress, &mut watch);
         let saved = self.finish_saving(&mut watch, true);
         let why = ended.and_then(|why| saved.map(|()| why))?;
+        session.finish_collectives()?;
         self.close(session);
         if let Some(trace) = watch.trace {
             self.end_trace(trace, session)?;
@@ -229,7 +230,7 @@ impl Loop<'_> {
         let start = Instant::now();
         let score = session.validate()?;
         // No part of a step.
-        session.device_mut().take_account();
+        session.device_mut().forget_time();
         self.summary.evaluation_seconds += start.elapsed().as_secs_f64();
         self.report_skipped(session, progress)?;
         if let Some(output) = &mut self.output {

@@ -105,3 +105,29 @@ fn gathers_under_way_hold_up_neither_results_nor_the_account() {
     });
     assert_eq!(losses, undisturbed);
 }
+
+/// Those too that an evaluation waits for, and those that the last update leaves to nobody.
+#[test]
+fn every_collective_is_counted() {
+    for ema in [Some(0.9), None] {
+        let case = Case { raw: config::Raw { ema, ..raw("adamw") }, mixed: None };
+        let counted = among(2, |world| {
+            let mut session = session(&case, Zero::Stage1, world.clone());
+            steps(&mut session, 0..2);
+            session.validate().unwrap();
+            session.device_mut().forget_time();
+            steps(&mut session, 2..5);
+            session.finish_collectives().unwrap();
+            let program = session.device().program();
+            let of_step = program.last.collectives().count() + program.update.collectives().count();
+            let counted = session.account().collectives().iter().map(|one| (one.times, one.seconds));
+            let counted: Vec<_> = counted.filter(|(times, _)| *times > 0).collect();
+            assert_eq!(counted.len(), of_step);
+            counted
+        });
+        for (times, seconds) in counted.into_iter().flatten() {
+            assert_eq!(times, 5);
+            assert!(seconds.is_finite());
+        }
+    }
+}
