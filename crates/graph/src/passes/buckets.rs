@@ -138,6 +138,9 @@ impl Size {
     }
 }
 
+/// From stage 2 on, the largest bucket is at most so many times the smallest.
+const FROM_STAGE_2: usize = 4;
+
 /// Cuts the trained parameters into buckets.
 pub(super) struct Cutter<'a> {
     pub graph: &'a Graph,
@@ -185,9 +188,14 @@ impl Cutter<'_> {
         // Each owner is to have some matrices, or most of its part would be padding.
         let owned = if kind.matrices { LEAST_CHUNKS * ranks * largest } else { 0 };
         let least = (LEAST_CHUNKS * ranks * CHUNK).max(owned);
+        // Buckets are smaller there already.
+        let least = if stage > Zero::Stage1 { least.max(bucket / FROM_STAGE_2) } else { least };
         let most = bucket.max(least);
-        // Without overlap no message hides behind anything.
-        Size { least: if self.settings.communication.overlap { least } else { most }, most }
+        // Without overlap no message hides behind anything. Where buckets leave in every micro-step, more messages cost more than the ends
+        // of one have exposed.
+        let hides = self.settings.communication.overlap;
+        let in_each = stage > Zero::Stage1 && self.settings.accumulates;
+        Size { least: if hides && !in_each { least } else { most }, most }
     }
 
     /// Gradients that get ready one after the other share a bucket until it is as large as [`Size`] allows there. Matrices have
