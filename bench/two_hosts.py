@@ -7,8 +7,8 @@ them under mpirun, and removes them. Compares with two ranks in one process: the
 `cargo build --release --features mpi`. With `--delay 0` nothing is between the hosts that takes a core. `--batches` adds other numbers of images,
 with each stage of ZeRO; `--stages` leaves out all that is neither plain nor a stage. Of several rounds, each runs every case once.
 
-"By the lanes" is what must be exposed: the lanes and waits that `vitesse plan` prints, replayed with how long each step and each message took
-in the run's trace.
+"By the lanes" is what must be exposed, the median over steps: the lanes and waits that `vitesse plan` prints, replayed with how long each step and
+each message took in the run's trace.
 """
 import argparse, json, re, shutil, statistics, subprocess, sys, tempfile
 from pathlib import Path
@@ -58,9 +58,9 @@ def plan(binary, which, more):
 
 
 def replay(plans):
-    """Seconds in which the compute lane has nothing to do, of plans one after the other with the seconds of each step: by the rules of
-    `graph::replay_all`, written again so that what Rust plans and measures is checked by something else."""
-    began, ends, left, idle = 0.0, {}, {}, 0.0
+    """Seconds of each plan in which the compute lane has nothing to do, of plans one after the other with the seconds of each step: by the rules
+    of `graph::replay_all`, written again so that what Rust plans and measures is checked by something else."""
+    began, ends, left, idle = 0.0, {}, {}, []
     for steps, seconds in plans:
         spans, busy = [], 0.0
         for (_, lane, waits, after, leaves, _), takes in zip(steps, seconds):
@@ -70,13 +70,14 @@ def replay(plans):
             left.update({state: start + takes for state in leaves})
             busy += takes if lane == "compute" else 0.0
         end = max(end for _, end, leaves in spans if not leaves)
-        idle += end - began - busy
+        idle.append(end - began - busy)
         began = end
     return idle
 
 
 def by_the_lanes(binary, trace, more):
-    """What the lanes have exposed of a training step, the mean over ranks."""
+    """What the lanes have exposed of each training step but the first two, the mean over ranks: each step with its own durations, as a
+    message that takes longer once is exposed once."""
     micro = int(more[more.index("--accumulate") + 1]) if "--accumulate" in more else 1
     order = (["first"] + ["micro"] * (micro - 2) + ["last"] if micro > 1 else ["last"]) + ["update"]
     plans = {which: plan(binary, which, more) for which in set(order)}
@@ -97,12 +98,9 @@ def by_the_lanes(binary, trace, more):
                         sys.exit(f"{trace}: {event['name']} where the plan has {name}")
                     seconds.append(1e-6 * event["dur"])
                 steps.append((which, seconds))
-        # The first steps touch memory and connections for the first time.
-        steps = steps[2 * len(order):]
-        medians = {which: [statistics.median(column) for column in zip(*(s for w, s in steps if w == which))] for which in plans}
-        step = [(plans[which], medians[which]) for which in order]
-        exposed.append((replay(step * 8) - replay(step * 4)) / 4)
-    return statistics.mean(exposed)
+        idle = replay([(plans[which], seconds) for which, seconds in steps])
+        exposed.append([sum(idle[at:at + len(order)]) for at in range(2 * len(order), len(idle), len(order))])
+    return [statistics.mean(ranks) for ranks in zip(*exposed)]
 
 
 def run(cases, case, steps, folder, binary):
@@ -124,7 +122,7 @@ def run(cases, case, steps, folder, binary):
 
 def together(rounds):
     """A case's rounds as one: the steps of all but the first two of each, which touch memory and connections for the first time."""
-    lanes = [r["by_the_lanes"] for r in rounds]
+    lanes = [exposed for r in rounds for exposed in r["by_the_lanes"]]
     return {**rounds[0], "steps": [step for r in rounds for step in r["steps"][2:]], "by_the_lanes": statistics.median(lanes),
             "same_in_all": all(r["losses"] == rounds[0]["losses"] for r in rounds), "steps_of_one": len(rounds[0]["steps"])}
 
