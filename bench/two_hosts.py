@@ -1,11 +1,11 @@
 """Training over two hosts with a slow link between them: what communication costs, and what overlap hides.
 
-    python3 bench/two_hosts.py --out bench/2026-11-15-xeon-2vcpu-ranks [--steps 12] [--delay 1ms] [--rounds 1] [--batches 48,64] [--stages]
+    python3 bench/two_hosts.py --out bench/2026-11-15-xeon-2vcpu-ranks [--steps 12] [--delay 1ms] [--rounds 1] [--batches 48,64] [--stages 0,1,3]
 
 Makes two hosts of network namespaces (scripts/hosts: 1 Gbit/s, 1 ms each way; needs root), trains ViT-Ti/4 with 32 images per rank over
 them under mpirun, and removes them. Compares with two ranks in one process: the losses must be the same to the bit. Build with
 `cargo build --release --features mpi`. With `--delay 0` nothing is between the hosts that takes a core. `--batches` adds other numbers of images,
-with each stage of ZeRO; `--stages` leaves out all that is neither plain nor a stage. Of several rounds, each runs every case once.
+with each stage of ZeRO; `--stages` leaves out all that is not plain data parallelism (0) or one of these stages. Of several rounds, each runs every case once.
 
 "By the lanes" is what must be exposed, the median over steps: the lanes and waits that `vitesse plan` prints, replayed with how long each step and
 each message took in the run's trace.
@@ -31,12 +31,12 @@ CASES = {
     "two hosts, 4 micro-steps, ZeRO 1": (True, [*MICRO, "--zero", "1"]),
     "one process, 4 micro-steps": (False, MICRO),
 }
-STAGES = {"": [], ", ZeRO 1": ["--zero", "1"], ", ZeRO 2": ["--zero", "2"], ", ZeRO 3": ["--zero", "3"]}
+STAGES = {"0": "", "1": ", ZeRO 1", "2": ", ZeRO 2", "3": ", ZeRO 3"}
 
 
-def with_batches(cases, batches):
+def with_batches(cases, batches, stages):
     """Cases with other numbers of images per rank beside them."""
-    added = {f"two hosts, {batch} images{name}": (True, ["--batch-size", batch, *flags]) for batch in batches for name, flags in STAGES.items()}
+    added = {f"two hosts, {batch} images{STAGES[stage]}": (True, ["--batch-size", batch, "--zero", stage]) for batch in batches for stage in stages}
     alone = {f"one process, {batch} images": (False, ["--batch-size", batch]) for batch in batches}
     return {**cases, **alone, **added}
 
@@ -153,7 +153,7 @@ def main():
     parser.add_argument("--delay", default="1ms", help="of the link, each way")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--batches", default="", help="more numbers of images per rank, with commas")
-    parser.add_argument("--stages", action="store_true", help="plain data parallelism and stages of ZeRO alone")
+    parser.add_argument("--stages", help="these alone, with commas")
     parser.add_argument("--vitesse", default=str(ROOT / "target/release/vitesse"))
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -162,9 +162,10 @@ def main():
     hosts = subprocess.run([ROOT / "scripts/hosts", "up", "2", "1gbit", args.delay], capture_output=True, text=True)
     if hosts.returncode != 0:
         sys.exit(hosts.stderr)
-    cases = with_batches(CASES, [batch for batch in args.batches.split(",") if batch])
+    stages = (args.stages or "0,1,2,3").split(",")
+    cases = with_batches(CASES, [batch for batch in args.batches.split(",") if batch], stages)
     if args.stages:
-        kept = ["one process", "two hosts", *(f"two hosts{stage}" for stage in STAGES)]
+        kept = ["one process", *(f"two hosts{STAGES[stage]}" for stage in stages)]
         cases = {case: of for case, of in cases.items() if case in kept or "images" in case}
     samples = {case: [] for case in sorted(cases, key=lambda case: cases[case][0])}
     record = {"command": "python3 " + " ".join(sys.argv), "machine": machine(), "hosts": hosts.stdout.strip(), "samples": samples}

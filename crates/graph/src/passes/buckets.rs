@@ -119,8 +119,9 @@ const LEAST_CHUNKS: usize = 4;
 /// many elements as get ready before it, and as many as get ready behind it.
 ///
 /// What leaves last hides behind nothing, and neither does what the next forward pass reads first, which is the same; what
-/// leaves first has nothing to wait for, and its parameters are read last. Each bucket is under way while as much again is computed, so
-/// sizes that double fit any network that keeps up with half of that; each halving costs one message at each end.
+/// leaves first has nothing to wait for, and its parameters are read last. Towards the end each bucket has about half the elements of the one
+/// before, and hides behind the making of the next where a network carries gradients twice as fast as they are made; each halving costs a
+/// message at each end.
 #[derive(Clone, Copy)]
 struct Size {
     least: usize,
