@@ -153,7 +153,11 @@ impl Account {
     }
 
     /// Adds collectives that no step had to wait for to the totals.
-    pub fn share_rest(&mut self, world: &Communicator, exchanges: &[CollectiveTime]) -> Result<(), CommError> {
+    pub fn share_rest(
+        &mut self,
+        world: &Communicator,
+        exchanges: &[CollectiveTime],
+    ) -> Result<(), CommError> {
         self.mine.fill(0.0);
         self.note_collectives(exchanges);
         if self.ranks == 1 {

@@ -330,8 +330,12 @@ mod tests {
     #[test]
     fn buckets_grow_from_both_ends() {
         let size = Size { least: 8, most: 100 };
-        let list = |before: usize, elements: usize| {
-            List { parameters: vec![], elements, kind: Kind::default(), before, last: 0 }
+        let list = |before: usize, elements: usize| List {
+            parameters: vec![],
+            elements,
+            kind: Kind::default(),
+            before,
+            last: 0,
         };
         // As many as are before it, as are behind it, as any may have.
         assert!(size.has_room(&list(40, 30), 10, 500) && !size.has_room(&list(40, 30), 11, 500));
