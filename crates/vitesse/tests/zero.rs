@@ -240,15 +240,13 @@ fn memory_is_as_planned() {
         }
         assert!(bytes(3, "gathered_parameters") > 0.0 || ranks > 8, "{ranks} ranks");
     }
-    let run = "--model vit-nano/8 --image-size 16 --batch-size 4 --ranks 2";
-    for stage in 0..4 {
-        let planned = plan(&folder, &format!("{run} --classes 10 --threads 1 --zero {stage}"));
+    for (ranks, stage) in [2, 4].into_iter().flat_map(|ranks| (0..4).map(move |stage| (ranks, stage))) {
+        let run = format!("--model vit-nano/8 --image-size 16 --batch-size 4 --ranks {ranks} --zero {stage}");
+        let planned = plan(&folder, &format!("{run} --classes 10 --threads 1"));
         let planned = planned["arena"].as_u64().unwrap() + planned["state_bytes"].as_u64().unwrap();
-        let line = format!(
-            "train {run} --zero {stage} --steps 2 --train-samples 32 --test-samples 8 --threads 1 --json"
-        );
+        let line = format!("train {run} --steps 2 --train-samples 32 --test-samples 8 --threads 1 --json");
         let done: Value = serde_json::from_slice(&folder.run(&words(&line)).stdout).unwrap();
-        assert_eq!(done["memory_bytes"].as_u64(), Some(planned), "stage {stage}");
+        assert_eq!(done["memory_bytes"].as_u64(), Some(planned), "stage {stage}, {ranks} ranks");
     }
 }
 
