@@ -179,40 +179,14 @@ macro_rules! ahead {
     };
 }
 
-/// Instructions that fetch four rows of two tiles of c, and go on.
+/// Instructions that fetch two rows of two tiles of c, and go on.
+#[rustfmt::skip]
 macro_rules! rows {
     ($at:literal) => {
         concat!(
-            "prefetcht1 byte ptr [{",
-            $at,
-            "}]\nprefetcht1 byte ptr [{",
-            $at,
-            "} + 64]\n",
-            "prefetcht1 byte ptr [{",
-            $at,
-            "} + {stride}]\nprefetcht1 byte ptr [{",
-            $at,
-            "} + {stride} + 64]\n",
-            "lea {",
-            $at,
-            "}, [{",
-            $at,
-            "} + 2 * {stride}]\n",
-            "prefetcht1 byte ptr [{",
-            $at,
-            "}]\nprefetcht1 byte ptr [{",
-            $at,
-            "} + 64]\n",
-            "prefetcht1 byte ptr [{",
-            $at,
-            "} + {stride}]\nprefetcht1 byte ptr [{",
-            $at,
-            "} + {stride} + 64]\n",
-            "lea {",
-            $at,
-            "}, [{",
-            $at,
-            "} + 2 * {stride}]\n",
+            "prefetcht1 byte ptr [{", $at, "}]\nprefetcht1 byte ptr [{", $at, "} + 64]\n",
+            "prefetcht1 byte ptr [{", $at, "} + {stride}]\nprefetcht1 byte ptr [{", $at, "} + {stride} + 64]\n",
+            "lea {", $at, "}, [{", $at, "} + 2 * {stride}]\n",
         )
     };
 }
@@ -247,6 +221,8 @@ macro_rules! block {
                     "mov {line}, 64",
                     "4:",
                     ahead!(),
+                    rows!("next"),
+                    rows!("next"),
                     rows!("next"),
                     rows!("next"),
                     step!($name),
